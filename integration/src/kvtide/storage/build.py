@@ -1,0 +1,46 @@
+"""From a plan and a budget to a storage: size, allocate, construct (row K1)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kvtide.arena import SCRATCH_BYTES, CPUDevice, KVArena
+from kvtide.plan import KVStoragePlan
+from kvtide.sizing import size_plan
+from kvtide.storage.storage import KVStorage
+
+
+def build_kv_storage(
+    plan: KVStoragePlan,
+    *,
+    budget_bytes: int,
+    max_running_requests: int,
+    max_context_tokens: int,
+    chunk_tokens: int,
+    state_slots: int | None = None,
+    make_device: Callable[[KVArena], CPUDevice] = CPUDevice,
+) -> KVStorage:
+    """A storage whose arena, mirrors and scratch lie within `budget_bytes`.
+
+    Args:
+        plan: the model's sub-pools, from `kvtide.plan.plan_kv_storage`.
+        budget_bytes: bytes of memory to use in all.
+        max_running_requests: rows, the most requests admitted at once.
+        max_context_tokens: length of the longest request, output included.
+        chunk_tokens: longest prefill chunk that `prepare_step` is asked for.
+        state_slots: boot target of the state band; by default one for each row.
+        make_device: the device to drive over the arena; by default the CPU device.
+
+    Raises:
+        kvtide.sizing.SizingError: the budget is below the floor of one request at batch size 1.
+    """
+    sized = size_plan(
+        plan,
+        budget_bytes=budget_bytes,
+        max_running_requests=max_running_requests,
+        max_context_tokens=max_context_tokens,
+        chunk_tokens=chunk_tokens,
+        state_slots=state_slots,
+        beside_arena={"scratch of moves": SCRATCH_BYTES},
+    )
+    return KVStorage(sized, make_device(KVArena.allocate(sized.layout.arena_bytes)))

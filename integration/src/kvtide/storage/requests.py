@@ -1,0 +1,107 @@
+"""Request rows: which virtual pages a request holds, and how far it has come (row K2).
+
+A row holds virtual ids only, so pages move without a row being rewritten. The truth is here, on the host; the device has a
+mirror that the translation of page tables reads.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from kvtide.chain import SINK, IdSpace
+from kvtide.device import IntArray, Mirror
+from kvtide.storage.errors import StorageError
+
+
+class RequestTable:
+    """Rows of virtual pages with their lengths; a row is free or belongs to one request."""
+
+    def __init__(self, row_count: int, pages_per_row: int, mirror: Mirror) -> None:
+        """All rows free; `mirror` holds `[row_count × pages_per_row]` virtual pages, row after row."""
+        self.pages_per_row = pages_per_row
+        self.pages: npt.NDArray[np.int32] = np.zeros((row_count, pages_per_row), np.int32)
+        """Virtual page of each row's k-th page; 0 beyond `page_counts`."""
+        self.page_counts: IntArray = np.zeros(row_count, np.int64)
+        """Virtual pages held."""
+        self.lengths: IntArray = np.zeros(row_count, np.int64)
+        """Tokens written and advanced over."""
+        self.prepared: IntArray = np.zeros(row_count, np.int64)
+        """`lengths`, and the tokens of a step not yet advanced over."""
+        self.prompts: IntArray = np.zeros(row_count, np.int64)
+        """Tokens that may be written several at a time."""
+        self.limits: IntArray = np.zeros(row_count, np.int64)
+        """Tokens the request was admitted for."""
+        self.state_slots: IntArray = np.full(row_count, -1, np.int64)
+        """Virtual state slot; −1 without a state band."""
+        self._live: npt.NDArray[np.bool_] = np.zeros(row_count, np.bool_)
+        self._free = IdSpace(0, row_count)
+        self._mirror = mirror
+
+    @property
+    def free_count(self) -> int:
+        """Rows that can be opened."""
+        return self._free.free_count
+
+    def open(self, prompts: IntArray, limits: IntArray, state_slots: IntArray) -> IntArray:
+        """Rows for new requests; the caller has checked that there are as many."""
+        rows = self._free.mint(len(limits))
+        self._live[rows] = True
+        self.prompts[rows] = prompts
+        self.limits[rows] = limits
+        self.state_slots[rows] = state_slots
+        return rows
+
+    def close(self, rows: IntArray) -> None:
+        """Return rows; the caller has released what they hold."""
+        self._live[rows] = False
+        self.pages[rows] = 0
+        for column in (self.page_counts, self.lengths, self.prepared, self.prompts, self.limits):
+            column[rows] = 0
+        self.state_slots[rows] = -1
+        self._free.give_back(rows)
+
+    def append(self, rows: IntArray, counts: IntArray, virtual_pages: IntArray) -> None:
+        """Append `counts[i]` of `virtual_pages`, in order, to row `rows[i]`."""
+        of_row = np.repeat(rows, counts)
+        columns = np.repeat(self.page_counts[rows], counts) + ranges(counts)
+        self.pages[of_row, columns] = virtual_pages
+        self.page_counts[rows] += counts
+        self._mirror.stage(of_row * self.pages_per_row + columns, virtual_pages)
+
+    def held(self, rows: IntArray, first: IntArray, end: IntArray) -> IntArray:
+        """Virtual pages `[first[i], end[i])` of each row, row after row."""
+        counts = end - first
+        held: IntArray = self.pages[np.repeat(rows, counts), np.repeat(first, counts) + ranges(counts)].astype(np.int64)
+        return held
+
+    def forget(self, rows: IntArray, first: IntArray, end: IntArray) -> None:
+        """Let pages `[first[i], end[i])` of each row read as the sink: their ids are about to return."""
+        counts = end - first
+        of_row, columns = np.repeat(rows, counts), np.repeat(first, counts) + ranges(counts)
+        self.pages[of_row, columns] = SINK
+        self._mirror.stage(of_row * self.pages_per_row + columns, np.full(len(columns), SINK))
+
+    def check_live(self, rows: IntArray, action: str) -> None:
+        """Raise `StorageError` for a row out of range, not in use, or named twice."""
+        outside = rows[(rows < 0) | (rows >= len(self._live))]
+        if len(outside):
+            raise StorageError(f"cannot {action} rows {outside.tolist()}: rows run from 0 to {len(self._live) - 1}")
+        idle = rows[~self._live[rows]]
+        if len(idle):
+            raise StorageError(
+                f"cannot {action} rows {idle.tolist()}: not in use (released already, or never admitted)"
+            )
+        if len(np.unique(rows)) != len(rows):
+            raise StorageError(f"cannot {action} rows {rows.tolist()}: a row is named twice")
+
+    def live_rows(self) -> IntArray:
+        """Rows in use, ascending."""
+        return np.flatnonzero(self._live)
+
+
+def ranges(counts: IntArray) -> IntArray:
+    """`0 … counts[0] - 1, 0 … counts[1] - 1, …` in one array."""
+    ends = np.cumsum(counts)
+    total = int(ends[-1]) if len(ends) else 0
+    return np.arange(total) - np.repeat(ends - counts, counts)

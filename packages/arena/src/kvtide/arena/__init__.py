@@ -1,0 +1,34 @@
+"""One region of bytes, the views that kernels read and write, and the devices that work on it.
+
+`KVArena` is the region, `RoutedKVCache` gives each layer its views, `CPUDevice` implements `kvtide.device.Device` over it.
+"""
+
+from kvtide.arena.cpu_device import CPUDevice
+from kvtide.arena.kernels import (
+    SCRATCH_BYTES,
+    copy_units,
+    gather_tokens,
+    token_slots,
+    translate_ids,
+    unit_words,
+    write_tokens,
+    zero_units,
+)
+from kvtide.arena.memory import KVArena, torch_dtype
+from kvtide.arena.routed_cache import LayerView, RoutedKVCache
+
+__all__ = [
+    "SCRATCH_BYTES",
+    "CPUDevice",
+    "KVArena",
+    "LayerView",
+    "RoutedKVCache",
+    "copy_units",
+    "gather_tokens",
+    "token_slots",
+    "torch_dtype",
+    "translate_ids",
+    "unit_words",
+    "write_tokens",
+    "zero_units",
+]

@@ -1,0 +1,83 @@
+"""The CPU device: torch bytes, work done at once (row V1)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from kvtide.arena.kernels import copy_units, zero_units
+from kvtide.arena.memory import KVArena
+from kvtide.device import (
+    Event,
+    ImmediateEvent,
+    ImmediateStream,
+    IntArray,
+    Mirror,
+    MirrorStaging,
+    Stream,
+    UnitGrid,
+)
+
+
+class CPUDevice:
+    """Implements `kvtide.device.Device` over a `KVArena` in host memory. Every call is complete when it returns."""
+
+    def __init__(self, arena: KVArena) -> None:
+        """Drive `arena`."""
+        self.arena = arena
+        """The bytes this device works on."""
+        self.schedule_stream = ImmediateStream("schedule")
+        self.forward_stream = ImmediateStream("forward")
+        self.tables: dict[str, torch.Tensor] = {}
+        """Mirrors by name, int32; at fixed addresses once created."""
+        self._staging = MirrorStaging()
+        self._flat = torch.zeros(0, dtype=torch.int32)
+
+    @property
+    def arena_bytes(self) -> int:
+        """See `Device.arena_bytes`."""
+        return self.arena.byte_count
+
+    def record_event(self, stream: Stream) -> ImmediateEvent:
+        """See `Device.record_event`."""
+        return ImmediateEvent(ImmediateStream(stream.name))
+
+    def wait_event(self, stream: Stream, event: Event) -> None:
+        """Nothing to wait for: the event has been reached."""
+
+    def query_event(self, event: Event) -> bool:
+        """Always true."""
+        return True
+
+    def wait_on_host(self, event: Event) -> None:
+        """Nothing to wait for: the event has been reached."""
+
+    def copy_units(self, stream: Stream, grid: UnitGrid, sources: IntArray, targets: IntArray) -> None:
+        """See `Device.copy_units`."""
+        copy_units(
+            self.arena.bytes,
+            grid.origin_bytes,
+            grid.unit_bytes,
+            torch.from_numpy(sources),
+            torch.from_numpy(targets),
+        )
+
+    def zero_units(self, stream: Stream, grid: UnitGrid, units: IntArray) -> None:
+        """See `Device.zero_units`."""
+        zero_units(self.arena.bytes, grid.origin_bytes, grid.unit_bytes, torch.from_numpy(units))
+
+    def create_mirrors(self, lengths: Mapping[str, int]) -> dict[str, Mirror]:
+        """See `Device.create_mirrors`."""
+        mirrors = self._staging.lay_out(lengths)
+        self._flat = torch.zeros(sum(lengths.values()), dtype=torch.int32)
+        self.tables = {
+            name: self._flat[mirror.offset : mirror.offset + mirror.length] for name, mirror in mirrors.items()
+        }
+        return dict(mirrors)
+
+    def upload(self, stream: Stream) -> int:
+        """See `Device.upload`."""
+        indices, values = self._staging.drain()
+        self._flat[torch.from_numpy(indices)] = torch.from_numpy(values)
+        return len(indices)

@@ -1,0 +1,23 @@
+"""Bands of units in one arena, and the allocator over them: takes, frees, and pages that move to make room.
+
+`ChainAllocator` is what a storage uses. It decides on host arrays and drives any `kvtide.device.Device`; it needs no torch.
+"""
+
+from kvtide.chain.allocator import BandStatistics, ChainAllocator, ChainStatistics, Taken
+from kvtide.chain.errors import ChainError
+from kvtide.chain.id_space import MASKED, SINK, IdSpace
+from kvtide.chain.refusal import BandFigures, Refusal, TakeRefusal
+
+__all__ = [
+    "MASKED",
+    "SINK",
+    "BandFigures",
+    "BandStatistics",
+    "ChainAllocator",
+    "ChainError",
+    "ChainStatistics",
+    "IdSpace",
+    "Refusal",
+    "TakeRefusal",
+    "Taken",
+]

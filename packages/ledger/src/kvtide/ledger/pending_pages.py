@@ -1,0 +1,79 @@
+"""Pages of one band that were freed while a forward might still touch them (rows L2, L3).
+
+They are free in every question of capacity and in none of reuse. They come back in one of two ways: the forward they wait
+for is *processed*, or a take that needs them *settles* the oldest batches, which means that its stream waits their events.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import attrs
+import numpy as np
+
+from kvtide.device import Event, IntArray
+from kvtide.ledger.forward_steps import RecordedForward
+
+
+@attrs.frozen(eq=False)
+class PendingBatch:
+    """Pages freed under one newest forward."""
+
+    forward: int
+    """The forward they wait for: the newest in flight when they were freed."""
+
+    event: Event
+    """Its event."""
+
+    pages: IntArray
+    """Physical pages, as they were freed."""
+
+
+class PendingPages:
+    """Pending batches of one band, oldest first."""
+
+    def __init__(self) -> None:
+        self._batches: deque[PendingBatch] = deque()
+        self._page_count = 0
+
+    def __len__(self) -> int:
+        """Pages in all batches."""
+        return self._page_count
+
+    def add(self, pages: IntArray, newest: RecordedForward) -> None:
+        """Let `pages` wait for `newest`, the newest forward in flight."""
+        self._batches.append(PendingBatch(newest.forward, newest.event, pages))
+        self._page_count += len(pages)
+
+    def release_through(self, forward: int) -> IntArray:
+        """Pages of every batch keyed at or before `forward`, which has been processed."""
+        batches = []
+        while self._batches and self._batches[0].forward <= forward:
+            batches.append(self._batches.popleft())
+        return self._pages_of(batches)
+
+    def settle(self, page_count: int) -> tuple[IntArray, Event | None]:
+        """The oldest whole batches that cover `page_count` pages, and the newest event among them.
+
+        The caller's stream must wait that event before anything writes the pages; events of one stream are reached in
+        order, so it covers the older ones. The host does not wait, and the forwards stay in flight.
+        """
+        batches: list[PendingBatch] = []
+        covered = 0
+        while self._batches and covered < page_count:
+            batches.append(self._batches.popleft())
+            covered += len(batches[-1].pages)
+        return self._pages_of(batches), batches[-1].event if batches else None
+
+    def pages(self) -> IntArray:
+        """Every pending page, oldest batch first."""
+        return _concatenate([batch.pages for batch in self._batches])
+
+    def _pages_of(self, batches: list[PendingBatch]) -> IntArray:
+        pages = _concatenate([batch.pages for batch in batches])
+        self._page_count -= len(pages)
+        return pages
+
+
+def _concatenate(arrays: list[IntArray]) -> IntArray:
+    return np.concatenate(arrays) if arrays else np.empty(0, np.int64)
