@@ -1,13 +1,7 @@
 """What a scheduler uses: `build_kv_storage`, and the verbs of `KVStorage` over request rows.
 
-    storage = build_kv_storage(plan, budget_bytes=…, max_running_requests=…, max_context_tokens=…, chunk_tokens=…)
-    rows = storage.admit([prompt], [output])          # or an AdmissionRefusal
-    step = storage.prepare_step(rows, [chunk])        # or a TakeRefusal
-    ids = storage.launch_forward(step)                # …run the model with `ids` over `storage.routed_cache`…
-    storage.record_forward(step)
-    storage.forward_processed(step)
-    storage.advance(rows, [chunk])
-    storage.release(rows)
+The life of a request: `admit` → (`prepare_step` → `launch_forward` → the model runs with the ids over
+`storage.routed_cache` → `record_forward` → `forward_processed` → `advance`) as often as it takes → `release`.
 """
 
 from kvtide.chain import Refusal, TakeRefusal

@@ -49,7 +49,9 @@ class Admission:
         except SizingError as error:
             raise StorageError(f"cannot admit a request: {error}") from error
 
-    def refuse(self, demands: Sequence[KVDemand], longest_tokens: int, free_rows: int) -> AdmissionRefusal | None:
+    def refuse(
+        self, demands: Sequence[KVDemand], longest_tokens: int, free_rows: int
+    ) -> AdmissionRefusal | None:
         """Why requests of these peaks cannot be admitted together now, or `None`."""
         sized = self._sized
         if longest_tokens > sized.max_context_tokens:

@@ -67,5 +67,3 @@ class IdTranslator:
             pages = translate_ids(ids, self._rows[write_rows, write_positions // tokens])
             write_slots[name] = token_slots(pages, write_positions % tokens, tokens)
         return ForwardIds(write_slots, page_tables, state_slots)
-
-

@@ -72,7 +72,9 @@ class RequestTable:
     def held(self, rows: IntArray, first: IntArray, end: IntArray) -> IntArray:
         """Virtual pages `[first[i], end[i])` of each row, row after row."""
         counts = end - first
-        held: IntArray = self.pages[np.repeat(rows, counts), np.repeat(first, counts) + ranges(counts)].astype(np.int64)
+        held: IntArray = self.pages[
+            np.repeat(rows, counts), np.repeat(first, counts) + ranges(counts)
+        ].astype(np.int64)
         return held
 
     def forget(self, rows: IntArray, first: IntArray, end: IntArray) -> None:
@@ -86,7 +88,9 @@ class RequestTable:
         """Raise `StorageError` for a row out of range, not in use, or named twice."""
         outside = rows[(rows < 0) | (rows >= len(self._live))]
         if len(outside):
-            raise StorageError(f"cannot {action} rows {outside.tolist()}: rows run from 0 to {len(self._live) - 1}")
+            raise StorageError(
+                f"cannot {action} rows {outside.tolist()}: rows run from 0 to {len(self._live) - 1}"
+            )
         idle = rows[~self._live[rows]]
         if len(idle):
             raise StorageError(

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kvtide.arena import CPUDevice, KVArena, RoutedKVCache
+from kvtide.arena import CPUDevice, RoutedKVCache
 from kvtide.chain import ChainAllocator, TakeRefusal
 from kvtide.device import IntArray
 from kvtide.ledger import ForwardSteps, InvariantError, LaunchRecord
@@ -93,7 +93,9 @@ class KVStorage:
 
     # ── the verbs ──
 
-    def admit(self, prompt_tokens: Sequence[int], output_tokens: Sequence[int]) -> IntArray | AdmissionRefusal:
+    def admit(
+        self, prompt_tokens: Sequence[int], output_tokens: Sequence[int]
+    ) -> IntArray | AdmissionRefusal:
         """Rows for requests of these lengths, all of them or a refusal; each gets its state slot, zero-filled.
 
         Whatever is admitted can run to its end: no later take of it is refused. Raises `StorageError` for a length that is no
@@ -105,9 +107,7 @@ class KVStorage:
         ]
         prompts = np.asarray(prompt_tokens, np.int64)
         limits = prompts + np.asarray(output_tokens, np.int64) - 1
-        refusal = self._admission.refuse(
-            demands, int(limits.max(initial=0)) + 1, self.requests.free_count
-        )
+        refusal = self._admission.refuse(demands, int(limits.max(initial=0)) + 1, self.requests.free_count)
         if refusal is not None:
             return refusal
         slots = np.full(len(demands), -1, np.int64)
@@ -120,9 +120,7 @@ class KVStorage:
         self._admission.promise(rows, demands)
         return rows
 
-    def prepare_step(
-        self, rows: npt.ArrayLike, counts: npt.ArrayLike
-    ) -> PreparedStep | TakeRefusal:
+    def prepare_step(self, rows: npt.ArrayLike, counts: npt.ArrayLike) -> PreparedStep | TakeRefusal:
         """Hold pages for `counts[i]` more tokens of row `rows[i]`, zeroed; the step of one forward over these rows.
 
         Raises `StorageError` for rows that are not in use or whose last step was not advanced over, counts that are not
@@ -221,14 +219,18 @@ class KVStorage:
         self.chain.verify_byte_accounting()
         held = {band.name: band.live_units for band in self.chain.statistics().bands if band.live_units}
         if held and not len(self.requests.live_rows()):
-            raise InvariantError("storage.leak", f"no row is in use and {held} units are held", "a release was skipped")
+            raise InvariantError(
+                "storage.leak", f"no row is in use and {held} units are held", "a release was skipped"
+            )
 
     # ── helpers ──
 
     def _check_step(self, rows: IntArray, counts: IntArray) -> None:
         self.requests.check_live(rows, "prepare a step of")
         if rows.shape != counts.shape or not len(rows):
-            raise StorageError(f"a step needs one count a row and a row at least, found {len(rows)} and {len(counts)}")
+            raise StorageError(
+                f"a step needs one count a row and a row at least, found {len(rows)} and {len(counts)}"
+            )
         waiting = rows[self.requests.prepared[rows] > self.requests.lengths[rows]]
         if len(waiting):
             raise StorageError(
@@ -282,5 +284,7 @@ def _int_array(values: npt.ArrayLike) -> IntArray:
 
 def _broken_promise(refusal: TakeRefusal) -> InvariantError:
     return InvariantError(
-        "storage.admission_guarantee", f"an admitted request was refused: {refusal}", "a demand was priced too low"
+        "storage.admission_guarantee",
+        f"an admitted request was refused: {refusal}",
+        "a demand was priced too low",
     )

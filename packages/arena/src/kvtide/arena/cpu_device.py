@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
 import torch
 
 from kvtide.arena.kernels import copy_units, zero_units
@@ -55,24 +56,28 @@ class CPUDevice:
 
     def copy_units(self, stream: Stream, grid: UnitGrid, sources: IntArray, targets: IntArray) -> None:
         """See `Device.copy_units`."""
+        grid.check_units(self.arena_bytes, sources)
+        grid.check_units(self.arena_bytes, targets)
         copy_units(
             self.arena.bytes,
             grid.origin_bytes,
             grid.unit_bytes,
-            torch.from_numpy(sources),
-            torch.from_numpy(targets),
+            _tensor(sources),
+            _tensor(targets),
         )
 
     def zero_units(self, stream: Stream, grid: UnitGrid, units: IntArray) -> None:
         """See `Device.zero_units`."""
-        zero_units(self.arena.bytes, grid.origin_bytes, grid.unit_bytes, torch.from_numpy(units))
+        grid.check_units(self.arena_bytes, units)
+        zero_units(self.arena.bytes, grid.origin_bytes, grid.unit_bytes, _tensor(units))
 
     def create_mirrors(self, lengths: Mapping[str, int]) -> dict[str, Mirror]:
         """See `Device.create_mirrors`."""
         mirrors = self._staging.lay_out(lengths)
         self._flat = torch.zeros(sum(lengths.values()), dtype=torch.int32)
         self.tables = {
-            name: self._flat[mirror.offset : mirror.offset + mirror.length] for name, mirror in mirrors.items()
+            name: self._flat[mirror.offset : mirror.offset + mirror.length]
+            for name, mirror in mirrors.items()
         }
         return dict(mirrors)
 
@@ -81,3 +86,8 @@ class CPUDevice:
         indices, values = self._staging.drain()
         self._flat[torch.from_numpy(indices)] = torch.from_numpy(values)
         return len(indices)
+
+
+def _tensor(ids: IntArray) -> torch.Tensor:
+    """`ids` for torch, which takes neither reversed nor read-only arrays as they are."""
+    return torch.from_numpy(np.array(ids))

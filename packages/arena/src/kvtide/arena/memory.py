@@ -52,13 +52,19 @@ class KVArena:
     def plane(self, band: BandLayout, plane: Plane) -> torch.Tensor:
         """`plane` of every page of `band`: `[page_count, *plane.shape]`, a view with 64-bit strides.
 
-        Index k is page k wherever the band stands; pages below `first_page` (the sink apart) are other bands' sinks.
+        Index k is page k wherever the band stands; pages below `first_page` (the sink apart) are other bands' sinks. Raises
+        `ValueError` for a band laid out over a larger arena.
         """
+        if band.start_byte(band.page_count) > self.byte_count:
+            raise ValueError(
+                f"band {band.name!r} ends at byte {band.start_byte(band.page_count)}, the arena has {self.byte_count}"
+            )
         width = plane.dtype.byte_width
         typed = self.bytes[: self.byte_count // width * width].view(torch_dtype(plane.dtype))
         strides = [math.prod(plane.shape[axis + 1 :]) for axis in range(len(plane.shape))]
         return typed.as_strided(
             (band.page_count, *plane.shape),
             (band.unit_bytes // width, *strides),
-            (band.origin_bytes + plane.offset_bytes) // width,
+            # `as_strided` counts from the start of the storage, of which the region may be a part.
+            typed.storage_offset() + (band.origin_bytes + plane.offset_bytes) // width,
         )

@@ -35,7 +35,9 @@ class RoutedKVCache:
         for band in layout.bands:
             routed = self._state if band.page_tokens is None else self._attention
             for layer in sorted({plane.layer for plane in band.planes}):
-                planes = {plane.name: arena.plane(band, plane) for plane in band.planes if plane.layer == layer}
+                planes = {
+                    plane.name: arena.plane(band, plane) for plane in band.planes if plane.layer == layer
+                }
                 routed[layer] = LayerView(band=band.name, page_tokens=band.page_tokens, planes=planes)
 
     def attention(self, layer: int) -> LayerView | None:

@@ -80,16 +80,22 @@ class ChainStatistics:
 
 
 class ChainAllocator:
-    """Every take and free of every band. Decides on the host, orders work on the device's schedule stream, reads no device
-    memory and never blocks the host."""
+    """Every take and free of every band.
 
-    def __init__(self, layout: ArenaLayout, device: Device, mirrors: Mapping[str, Mirror], steps: ForwardSteps) -> None:
+    It decides on the host, orders work on the device's schedule stream, reads no device memory and never blocks the host.
+    """
+
+    def __init__(
+        self, layout: ArenaLayout, device: Device, mirrors: Mapping[str, Mirror], steps: ForwardSteps
+    ) -> None:
         """Empty bands over `layout`, with `mirrors["ids:BAND"]` for each id table; zeroes the sinks."""
         self.layout = layout
         self._device = device
         self._steps = steps
         self._pages = IdSpace(SINK + 1, layout.virtual_page_count)
-        self._slots = IdSpace(0, max((b.capacity_pages for b in layout.bands if b.page_tokens is None), default=0))
+        self._slots = IdSpace(
+            0, max((b.capacity_pages for b in layout.bands if b.page_tokens is None), default=0)
+        )
         self._bands: dict[str, Band] = {}
         for band in layout.bands:
             is_state = band.page_tokens is None
@@ -131,7 +137,10 @@ class ChainAllocator:
         """Whether `take` with the same figures would succeed now (C5)."""
         asked = self._asked(pages, state_slots)
         counts = [band.counts for band in self._bands.values()]
-        return plan_in_place(self.layout, counts, asked) is not None or plan_packed(self.layout, counts, asked) is not None
+        return (
+            plan_in_place(self.layout, counts, asked) is not None
+            or plan_packed(self.layout, counts, asked) is not None
+        )
 
     # ── frees ──
 
@@ -244,7 +253,11 @@ class ChainAllocator:
             band.settle_all()
             if band.layout.growth is not Growth.FLOAT:
                 band.compact()
-        floats = [place for place, band in enumerate(bands) if band.layout.growth is Growth.FLOAT and band.live_count]
+        floats = [
+            place
+            for place, band in enumerate(bands)
+            if band.layout.growth is Growth.FLOAT and band.live_count
+        ]
         for place in relocation_order(self.layout, [band.span for band in bands], targets, floats):
             bands[place].relocate(targets[place].first_page)
         self._rearrangements += 1
@@ -256,8 +269,10 @@ class ChainAllocator:
 
     def _asked(self, pages: int, state_slots: int) -> tuple[int, ...]:
         if pages < 0 or state_slots < 0:
-            raise ChainError(f"cannot take {pages} pages and {state_slots} state slots: counts must be 0 or more")
-        if pages and self._owner is None or state_slots and self._state is None:
+            raise ChainError(
+                f"cannot take {pages} pages and {state_slots} state slots: counts must be 0 or more"
+            )
+        if (pages and self._owner is None) or (state_slots and self._state is None):
             raise ChainError(
                 f"cannot take {pages} pages and {state_slots} state slots: the chain has bands {list(self._bands)}"
             )
@@ -299,7 +314,9 @@ class ChainAllocator:
             )
         entries, times = np.unique(virtual, return_counts=True)
         if len(entries) != len(virtual):
-            raise ChainError(f"cannot free {what} {_some(entries[times > 1])} of band {name!r}: named twice in one free")
+            raise ChainError(
+                f"cannot free {what} {_some(entries[times > 1])} of band {name!r}: named twice in one free"
+            )
 
 
 def _some(ids: IntArray) -> str:

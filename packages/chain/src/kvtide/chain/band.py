@@ -146,7 +146,11 @@ class Band:
 
     def _grow_to(self, span: PageSpan) -> IntArray:
         """Extend to `span` and return the new pages, nearest the anchor first."""
-        old = self._span if self._span.page_count else PageSpan(first_page=span.first_page, end_page=span.first_page)
+        old = (
+            self._span
+            if self._span.page_count
+            else PageSpan(first_page=span.first_page, end_page=span.first_page)
+        )
         below = np.arange(span.first_page, old.first_page)
         above = np.arange(old.end_page, span.end_page)
         self._span = span

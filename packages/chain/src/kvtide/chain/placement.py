@@ -85,7 +85,9 @@ def relocation_order(
     order: list[int] = []
     while waiting:
         ready = next(
-            place for place in waiting if not any(clashes(place, other) for other in waiting if other != place)
+            place
+            for place in waiting
+            if not any(clashes(place, other) for other in waiting if other != place)
         )
         waiting.remove(ready)
         order.append(ready)
@@ -116,7 +118,7 @@ def _spread(
         place for place, band in enumerate(layout.bands) if band.growth is Growth.FLOAT and page_counts[place]
     ]
     last = len(layout.bands) - 1
-    edge_byte = layout.bands[last].start_byte(lowest[last].first_page) if page_counts[last] else layout.arena_bytes
+    edge_byte = layout.bands[last].start_byte(lowest[last].first_page)
     highest_first: dict[int, int] = {}
     for place in reversed(floats):
         band = layout.bands[place]

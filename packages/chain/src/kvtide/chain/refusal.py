@@ -52,10 +52,12 @@ class TakeRefusal(Refusal):
         return sum((band.live + band.asked) * band.unit_bytes for band in self.bands)
 
     def __str__(self) -> str:
-        asked = ", ".join(f"{band.asked} × {band.unit_bytes} bytes of {band.name!r}" for band in self.bands if band.asked)
+        asked = ", ".join(
+            f"{band.asked} × {band.unit_bytes} bytes of {band.name!r}" for band in self.bands if band.asked
+        )
         held = ", ".join(f"{band.name!r} {band.live} live and {band.free} free" for band in self.bands)
         missing = self.needed_bytes - self.arena_bytes
-        short = f"{missing} bytes must be freed" if missing > 0 else "the rest is lost to alignment between bands"
-        return (
-            f"{self.rule}: asked for {asked}; held {held}; together {self.needed_bytes} of {self.arena_bytes} bytes, {short}"
+        short = (
+            f"{missing} bytes must be freed" if missing > 0 else "the rest is lost to alignment between bands"
         )
+        return f"{self.rule}: asked for {asked}; held {held}; together {self.needed_bytes} of {self.arena_bytes} bytes, {short}"

@@ -24,9 +24,9 @@ class ImmediateStream:
     """For logs."""
 
 
-@attrs.frozen
+@attrs.frozen(eq=False)
 class ImmediateEvent:
-    """An event that was reached when it was recorded."""
+    """An event that was reached when it was recorded; equal to itself only, like any event."""
 
     stream: ImmediateStream
     """Where it was recorded."""
@@ -64,12 +64,15 @@ class NumpyDevice:
 
     def copy_units(self, stream: Stream, grid: UnitGrid, sources: IntArray, targets: IntArray) -> None:
         """See `Device.copy_units`."""
+        grid.check_units(self.arena_bytes, sources)
+        grid.check_units(self.arena_bytes, targets)
         if self._byte_work:
             units = self.units(grid)
             units[targets] = units[sources]
 
     def zero_units(self, stream: Stream, grid: UnitGrid, units: IntArray) -> None:
         """See `Device.zero_units`."""
+        grid.check_units(self.arena_bytes, units)
         if self._byte_work:
             self.units(grid)[units] = 0
 
@@ -78,7 +81,8 @@ class NumpyDevice:
         mirrors = self._staging.lay_out(lengths)
         self._flat = np.zeros(sum(lengths.values()), np.int32)
         self.tables = {
-            name: self._flat[mirror.offset : mirror.offset + mirror.length] for name, mirror in mirrors.items()
+            name: self._flat[mirror.offset : mirror.offset + mirror.length]
+            for name, mirror in mirrors.items()
         }
         return dict(mirrors)
 
@@ -90,6 +94,6 @@ class NumpyDevice:
 
     def units(self, grid: UnitGrid) -> npt.NDArray[np.uint8]:
         """The arena as `[unit_count, unit_bytes]` on `grid`; a view."""
-        count = (self.arena_bytes - grid.origin_bytes) // grid.unit_bytes
+        count = grid.unit_count(self.arena_bytes)
         end_byte = grid.origin_bytes + count * grid.unit_bytes
         return self.arena[grid.origin_bytes : end_byte].reshape(count, grid.unit_bytes)

@@ -30,6 +30,21 @@ class UnitGrid:
     unit_bytes: int
     """Stride; a multiple of 16."""
 
+    def unit_count(self, arena_bytes: int) -> int:
+        """Units that lie wholly inside an arena of `arena_bytes`."""
+        return (arena_bytes - self.origin_bytes) // self.unit_bytes
+
+    def check_units(self, arena_bytes: int, units: IntArray) -> None:
+        """Raise `IndexError` for a unit outside the arena: a negative one, say a masked row, would wrap to the far end."""
+        if not len(units):
+            return
+        lowest, highest, count = int(units.min()), int(units.max()), self.unit_count(arena_bytes)
+        if lowest < 0 or highest >= count:
+            raise IndexError(
+                f"units run from {lowest} to {highest}, an arena of {arena_bytes} bytes holds [0, {count}) from byte "
+                f"{self.origin_bytes} at {self.unit_bytes} bytes each"
+            )
+
 
 class Stream(Protocol):
     """A queue of device work that runs in order."""
@@ -55,7 +70,10 @@ class Mirror(Protocol):
         """Entries."""
 
     def stage(self, indices: IntArray, values: IntArray) -> None:
-        """Note that the table holds `values` at `indices` from the next upload on; a later note on an entry wins."""
+        """Note that the table holds `values` at `indices` from the next upload on; a later note on an entry wins.
+
+        Both are copied. Raises `IndexError` for an index outside the table, `ValueError` for lists of different lengths.
+        """
 
 
 class Device(Protocol):
@@ -88,14 +106,15 @@ class Device(Protocol):
     def copy_units(self, stream: Stream, grid: UnitGrid, sources: IntArray, targets: IntArray) -> None:
         """Copy unit `sources[i]` to `targets[i]` for each i in order, on `stream`.
 
-        The caller orders the pairs so that no later source is an earlier target, and names no target twice.
+        The caller orders the pairs so that no later source is an earlier target, and names no target twice. Raises
+        `IndexError`, with nothing copied, for a unit outside the arena.
         """
 
     def zero_units(self, stream: Stream, grid: UnitGrid, units: IntArray) -> None:
-        """Fill whole units with zero bytes, on `stream`."""
+        """Fill whole units with zero bytes, on `stream`; raises `IndexError` for a unit outside the arena."""
 
     def create_mirrors(self, lengths: Mapping[str, int]) -> dict[str, Mirror]:
-        """Tables of the given lengths, zero-filled; called once, before the first upload."""
+        """Tables of the given lengths, zero-filled; called once, before the first upload, else `RuntimeError`."""
 
     def upload(self, stream: Stream) -> int:
-        """Write every staged entry of every mirror in one batch, on `stream`; returns how many were staged."""
+        """Write every staged entry of every mirror in one batch, on `stream`; returns how many entries it wrote."""

@@ -26,8 +26,16 @@ class StagedMirror:
 
     def stage(self, indices: IntArray, values: IntArray) -> None:
         """See `Mirror.stage`."""
-        if len(indices):
-            self._staging.add(indices + self.offset, values)
+        if len(indices) != len(values):
+            raise ValueError(f"cannot stage {len(values)} values at {len(indices)} indices")
+        if not len(indices):
+            return
+        if indices.min() < 0 or indices.max() >= self._length:
+            # In the flat buffer it would be an entry of a neighbouring table.
+            raise IndexError(
+                f"cannot stage indices {indices.min()} to {indices.max()} of a table with {self._length} entries"
+            )
+        self._staging.add(indices + self.offset, values)
 
 
 class MirrorStaging:
@@ -36,9 +44,13 @@ class MirrorStaging:
     def __init__(self) -> None:
         self._indices: list[IntArray] = []
         self._values: list[npt.NDArray[np.int32]] = []
+        self._laid_out = False
 
     def lay_out(self, lengths: Mapping[str, int]) -> dict[str, StagedMirror]:
-        """Place tables side by side in one flat buffer, in the order given."""
+        """Place tables side by side in one flat buffer, in the order given; once, since tables have fixed addresses."""
+        if self._laid_out:
+            raise RuntimeError("this device has its mirrors already: create them all in one call")
+        self._laid_out = True
         mirrors = {}
         offset = 0
         for name, length in lengths.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class InvariantError(RuntimeError):
-    """An invariant does not hold; nothing was changed after it was found."""
+    """An invariant does not hold; the call that found it changed nothing."""
 
     def __init__(self, invariant: str, found: str, likely_cause: str) -> None:
         super().__init__(f"[{invariant}] {found} (likely cause: {likely_cause})")

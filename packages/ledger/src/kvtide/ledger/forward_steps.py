@@ -72,18 +72,20 @@ class ForwardSteps:
 
     def forward_recorded(self, record: LaunchRecord, event: Event) -> None:
         """Close the launch with an event behind it; raises `InvariantError` for any but the open launch or a used event."""
-        self._close(record, "recorded")
+        self._check_open(record, "recorded")
         if any(event is recorded.event for recorded in self._recorded):
             raise InvariantError(
                 "forward.fresh_event",
                 f"forward {record.forward} records an event that an earlier forward in flight recorded",
                 "an event was reused; record a fresh one for each forward",
             )
+        self._open = None
         self._recorded.append(RecordedForward(record.forward, event))
 
     def forward_aborted(self, record: LaunchRecord) -> None:
         """Close a launch that queued no work; raises `InvariantError` for any but the open launch."""
-        self._close(record, "aborted")
+        self._check_open(record, "aborted")
+        self._open = None
 
     def forward_processed(self, record: LaunchRecord) -> None:
         """End the oldest forward in flight; raises `InvariantError` out of launch order."""
@@ -114,11 +116,10 @@ class ForwardSteps:
                 "a batch was keyed by a forward that had been processed",
             )
 
-    def _close(self, record: LaunchRecord, how: str) -> None:
+    def _check_open(self, record: LaunchRecord, how: str) -> None:
         if self._open != record:
             raise InvariantError(
                 "forward.record_is_open",
                 f"forward {record.forward} is {how}, the open launch is {self._open and self._open.forward}",
                 "a step was recorded twice, or after a later launch",
             )
-        self._open = None

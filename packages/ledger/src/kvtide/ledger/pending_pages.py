@@ -17,7 +17,7 @@ from kvtide.ledger.forward_steps import RecordedForward
 
 @attrs.frozen(eq=False)
 class PendingBatch:
-    """Pages freed under one newest forward."""
+    """Pages of one free."""
 
     forward: int
     """The forward they wait for: the newest in flight when they were freed."""
@@ -55,12 +55,14 @@ class PendingPages:
     def settle(self, page_count: int) -> tuple[IntArray, Event | None]:
         """The oldest whole batches that cover `page_count` pages, and the newest event among them.
 
-        The caller's stream must wait that event before anything writes the pages; events of one stream are reached in
+        Batches that share that event come too: the wait that clears one clears all. The caller's stream must wait that event before anything writes the pages; events of one stream are reached in
         order, so it covers the older ones. The host does not wait, and the forwards stay in flight.
         """
         batches: list[PendingBatch] = []
         covered = 0
-        while self._batches and covered < page_count:
+        while self._batches and (
+            covered < page_count or (batches and self._batches[0].forward == batches[-1].forward)
+        ):
             batches.append(self._batches.popleft())
             covered += len(batches[-1].pages)
         return self._pages_of(batches), batches[-1].event if batches else None

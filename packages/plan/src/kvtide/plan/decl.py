@@ -142,7 +142,9 @@ class WindowLifetime:
 class StateLifetime:
     """One state per request, overwritten as it advances."""
 
-    checkpoint_interval: int | None = attrs.field(default=None, validator=attrs.validators.optional(_positive))
+    checkpoint_interval: int | None = attrs.field(
+        default=None, validator=attrs.validators.optional(_positive)
+    )
     """Tokens between the states a prefix cache may keep; `None` without checkpoints."""
 
 

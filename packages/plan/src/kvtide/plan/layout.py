@@ -199,7 +199,9 @@ def lay_out(plan: KVStoragePlan, arena_bytes: int) -> ArenaLayout:
     )
 
 
-def _place(pool: SubPool, growth: Growth, origin_bytes: int, prefix_bytes: int, arena_bytes: int) -> BandLayout:
+def _place(
+    pool: SubPool, growth: Growth, origin_bytes: int, prefix_bytes: int, arena_bytes: int
+) -> BandLayout:
     unit_bytes = pool.unit.unit_bytes
     page_count = (arena_bytes - origin_bytes) // unit_bytes
     if page_count > MAX_PAGE_COUNT:

@@ -5,7 +5,7 @@ In this order:
 1. *Fixed allocations.* Beside the arena: mirrors of the request table and of the id tables, and whatever else the caller
    names (scratch, staging). In the arena: the reserved prefix. The id tables grow with the arena, so the arena is the
    largest for which arena + everything beside it stays within the budget; both sides are monotone, so bisection finds it.
-2. *State slots*: an explicit count, else one for each running request.
+2. *State slots*: an explicit count, else one for each running request, as far as each has a page of the owner beside it.
 3. *Full attention*: the most pages for which the window targets also fit, a window's target being what every running
    request holds of it at most, and never more pages than full attention has. More pages never make a packing easier, so
    bisection finds the largest.
@@ -15,7 +15,7 @@ Targets are boot targets: at run time any band may take any free byte (S3).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import attrs
 
@@ -94,9 +94,7 @@ class SizedPlan:
         return self.layout.arena_bytes + sum(term.byte_count for term in self.fixed if not term.in_arena)
 
 
-def mirror_lengths(
-    layout: ArenaLayout, *, max_running_requests: int, pages_per_row: int
-) -> dict[str, int]:
+def mirror_lengths(layout: ArenaLayout, *, max_running_requests: int, pages_per_row: int) -> dict[str, int]:
     """Entries of each int32 table that the device mirrors, by name: `rows`, and one `ids:BAND` a band.
 
     The storage allocates by this function and the planner counts by it, so the two cannot differ.
@@ -130,8 +128,9 @@ def size_plan(
         beside_arena: further bytes by name that must fit in the budget too.
 
     Raises:
-        SizingError: an argument is no positive integer, or the budget is below the floor of one request at batch size 1;
-            the text lists every term of the floor and the missing bytes.
+        SizingError: an argument is no positive integer, the budget is below the floor of one request at batch size 1, or
+            the state slots do not fit beside a page of each attention band; the text of the latter two lists every term
+            and the missing bytes.
     """
     arguments = {
         "budget_bytes": budget_bytes,
@@ -145,6 +144,9 @@ def size_plan(
         if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
             raise SizingError(f"{name} must be a positive integer, found {value!r}")
     others = dict(beside_arena or {})
+    for name, byte_count in others.items():
+        if isinstance(byte_count, bool) or not isinstance(byte_count, int) or byte_count < 0:
+            raise SizingError(f"beside_arena[{name!r}] must be an integer of 0 or more, found {byte_count!r}")
     pages_per_row = -(-max_context_tokens // plan.page_tokens)
 
     def beside(layout: ArenaLayout) -> dict[str, int]:
@@ -157,20 +159,35 @@ def size_plan(
         return arena_bytes + sum(beside(lay_out(plan, arena_bytes)).values())
 
     prefix_bytes = sum(pool.unit.unit_bytes for pool in plan.sub_pools if pool.has_sink)
-    floor_units = _floor_units(plan, chunk_tokens)
+    floor_units = _floor_units(plan)
     smallest = _smallest_arena(plan, prefix_bytes, floor_units)
     if total_bytes(smallest) > budget_bytes:
-        raise _below_floor(plan, budget_bytes, smallest, prefix_bytes, floor_units, beside(lay_out(plan, smallest)))
-    layout = lay_out(plan, _last(lambda arena_bytes: total_bytes(arena_bytes) <= budget_bytes, smallest, budget_bytes))
-    units = _target_units(
-        plan, layout, max_running_requests, max_context_tokens, chunk_tokens, state_slots or max_running_requests
-    )
-    if units is None:
-        raise SizingError(
-            f"{state_slots or max_running_requests} state slots and one page of each attention band do not fit in an arena "
-            f"of {layout.arena_bytes} bytes ({_units_text(plan, floor_units)} do); ask for fewer state slots or running "
-            "requests"
+        layout = lay_out(plan, smallest)
+        raise _too_small(
+            "the floor of one request at batch size 1",
+            budget_bytes,
+            plan,
+            layout,
+            floor_units,
+            beside(layout),
         )
+    layout = lay_out(
+        plan, _last(lambda arena_bytes: total_bytes(arena_bytes) <= budget_bytes, smallest, budget_bytes)
+    )
+    longest = request_demand(
+        plan,
+        prompt_tokens=max_context_tokens,
+        output_tokens=1,
+        chunk_tokens=min(chunk_tokens, max_context_tokens),
+    )
+    peaks = [max_running_requests * units for units in longest.units]
+    slots = state_slots or max_running_requests
+    units = _target_units(plan, layout, peaks, slots)
+    if units is None:
+        least = tuple(slots if pool.kind is SubPoolKind.STATE else 1 for pool in plan.sub_pools)
+        layout = lay_out(plan, _smallest_arena(plan, prefix_bytes, least))
+        what = f"{slots} state slots and a page of each attention band"
+        raise _too_small(what, budget_bytes, plan, layout, least, beside(layout))
     fixed = [FixedAllocation(name="reserved prefix (sinks)", byte_count=prefix_bytes, in_arena=True)]
     fixed += [
         FixedAllocation(name=name, byte_count=count, in_arena=False) for name, count in beside(layout).items()
@@ -199,10 +216,12 @@ def requests_that_fit(layout: ArenaLayout, demand: KVDemand) -> int:
     largest = max(
         band.capacity_pages // units for band, units in zip(layout.bands, demand.units, strict=True) if units
     )
-    return _last(lambda count: pack(layout, [count * units for units in demand.units]) is not None, 0, largest)
+    return _last(
+        lambda count: pack(layout, [count * units for units in demand.units]) is not None, 0, largest
+    )
 
 
-def _floor_units(plan: KVStoragePlan, chunk_tokens: int) -> tuple[int, ...]:
+def _floor_units(plan: KVStoragePlan) -> tuple[int, ...]:
     """One request at batch size 1: its window rows and state slot, and a page of full attention to write to."""
     units = []
     for pool in plan.sub_pools:
@@ -229,32 +248,31 @@ def _smallest_arena(plan: KVStoragePlan, prefix_bytes: int, units: tuple[int, ..
 def _target_units(
     plan: KVStoragePlan,
     layout: ArenaLayout,
+    peaks: Sequence[int],
     max_running_requests: int,
-    max_context_tokens: int,
-    chunk_tokens: int,
-    state_slots: int,
+    state_slots: int | None,
 ) -> list[int] | None:
-    longest = request_demand(
-        plan, prompt_tokens=max_context_tokens, output_tokens=1, chunk_tokens=min(chunk_tokens, max_context_tokens)
-    )
+    """The largest targets that pack: state slots, windows of up to `peaks` pages, and the most pages of the owner."""
 
-    def units_at(owner_pages: int) -> list[int]:
+    def units_at(slots: int, owner_pages: int) -> list[int]:
         units = []
-        for pool, peak in zip(plan.sub_pools, longest.units, strict=True):
+        for pool, peak in zip(plan.sub_pools, peaks, strict=True):
             if pool.kind is SubPoolKind.STATE:
-                units.append(state_slots)
+                units.append(slots)
             elif pool is plan.owner:
                 units.append(owner_pages)
             else:
-                units.append(min(owner_pages, max_running_requests * peak))
+                units.append(min(owner_pages, peak))
         return units
 
-    if plan.owner is None:
-        return [state_slots] if pack(layout, [state_slots]) is not None else None
-    if pack(layout, units_at(1)) is None:
+    def packs(slots: int, owner_pages: int) -> bool:
+        return pack(layout, units_at(slots, owner_pages)) is not None
+
+    slots = state_slots or _last(lambda count: packs(count, count), 1, max_running_requests)
+    if not packs(slots, 1):
         return None
-    most = layout.band(plan.owner.name).capacity_pages
-    return units_at(_last(lambda pages: pack(layout, units_at(pages)) is not None, 1, most))
+    most_pages = layout.band(plan.owner.name).capacity_pages if plan.owner is not None else 1
+    return units_at(slots, _last(lambda pages: packs(slots, pages), 1, most_pages))
 
 
 def _last(holds: Callable[[int], bool], first: int, last: int) -> int:
@@ -275,20 +293,21 @@ def _units_text(plan: KVStoragePlan, units: tuple[int, ...]) -> str:
     )
 
 
-def _below_floor(
-    plan: KVStoragePlan,
+def _too_small(
+    what: str,
     budget_bytes: int,
-    arena_bytes: int,
-    prefix_bytes: int,
+    plan: KVStoragePlan,
+    smallest: ArenaLayout,
     units: tuple[int, ...],
     beside: dict[str, int],
 ) -> SizingError:
-    floor_bytes = arena_bytes + sum(beside.values())
+    """A refusal that lists every term of `what`, which needs the arena `smallest`."""
+    needed_bytes = smallest.arena_bytes + sum(beside.values())
     payload = sum(pool.unit.unit_bytes * count for pool, count in zip(plan.sub_pools, units, strict=True))
-    terms = [f"sinks {prefix_bytes}", _units_text(plan, units)]
-    terms.append(f"alignment between bands {arena_bytes - prefix_bytes - payload}")
+    terms = [f"sinks {smallest.prefix_bytes}", _units_text(plan, units)]
+    terms.append(f"alignment between bands {smallest.arena_bytes - smallest.prefix_bytes - payload}")
     terms += [f"{name} {count}" for name, count in beside.items()]
     return SizingError(
-        f"a budget of {budget_bytes} bytes is below the floor of one request at batch size 1, {floor_bytes} bytes: "
-        f"{'; '.join(terms)}; missing {floor_bytes - budget_bytes} bytes"
+        f"a budget of {budget_bytes} bytes is below {what}, {needed_bytes} bytes: "
+        f"{'; '.join(terms)}; missing {needed_bytes - budget_bytes} bytes"
     )

@@ -1,0 +1,367 @@
+"""`KVStorage` as a scheduler drives it, on real bytes: what a row wrote is what a row reads, whatever moved meanwhile."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvtide.arena import SCRATCH_BYTES, gather_tokens, write_tokens
+from kvtide.ledger import InvariantError
+from kvtide.plan import (
+    DType,
+    FullLifetime,
+    KVLayerDecl,
+    KVPart,
+    KVStoragePlan,
+    Lifetime,
+    MHAGeometry,
+    StateGeometry,
+    StateLifetime,
+    TensorDecl,
+    WindowLifetime,
+    plan_kv_storage,
+)
+from kvtide.sizing import SizingError
+from kvtide.storage import AdmissionRefusal, KVStorage, PreparedStep, StorageError, build_kv_storage
+
+CHUNK_TOKENS = 8
+
+
+def plan_of(*, windows: tuple[int, ...], full: bool, state: bool, page_tokens: int) -> KVStoragePlan:
+    lifetimes: list[Lifetime] = [WindowLifetime(window) for window in windows]
+    lifetimes += [FullLifetime()] if full else []
+    layers = []
+    for layer, lifetime in enumerate(lifetimes):
+        geometry = MHAGeometry(1 + layer % 2, 3, 5, DType.FLOAT32)
+        layers.append(KVLayerDecl(layer, (KVPart(geometry, lifetime),)))
+    if state:
+        tensors = (TensorDecl("conv", (7,), DType.BFLOAT16), TensorDecl("recurrent", (3, 5), DType.FLOAT32))
+        layers.append(KVLayerDecl(len(layers), (KVPart(StateGeometry(tensors), StateLifetime()),)))
+    return plan_kv_storage(layers, page_tokens=page_tokens)
+
+
+def build(plan: KVStoragePlan, arena_bytes: int = 12_000, rows: int = 6) -> KVStorage:
+    return build_kv_storage(
+        plan,
+        budget_bytes=SCRATCH_BYTES + arena_bytes,
+        max_running_requests=rows,
+        max_context_tokens=64,
+        chunk_tokens=CHUNK_TOKENS,
+    )
+
+
+def poison_free_bytes(storage: KVStorage) -> None:
+    """Fill every byte that no live unit and no sink holds with 0xFF, a NaN in every float type."""
+    layout = storage.layout
+    free = np.ones(layout.arena_bytes, np.bool_)
+    free[: layout.prefix_bytes] = False
+    for band in layout.bands:
+        for unit in storage.chain.live_units(band.name).tolist():
+            free[band.start_byte(unit) : band.start_byte(unit + 1)] = False
+    storage.device.arena.bytes[torch.from_numpy(free)] = 0xFF
+
+
+class ToyModel:
+    """Writes a number of its own for every request, token, layer and plane, and reads back what it may still read."""
+
+    def __init__(self, storage: KVStorage) -> None:
+        self.storage = storage
+        self.request_of_row: dict[int, int] = {}
+
+    def entry(self, row: int, position: int, layer: int) -> float:
+        return float(self.request_of_row[row] * 1000 + position * 7 + layer)
+
+    def forward(self, step: PreparedStep) -> None:
+        storage = self.storage
+        ids = storage.launch_forward(step)
+        tokens = [
+            (int(row), int(start) + n)
+            for row, start, count in zip(step.rows, step.starts, step.counts, strict=True)
+            for n in range(count)
+        ]
+        for pool in storage.plan.token_sub_pools:
+            for layer in pool.layers:
+                view = storage.routed_cache.attention(layer)
+                assert view is not None
+                assert view.band == pool.name
+                for plane in view.planes.values():
+                    entries = torch.tensor([self.entry(row, at, layer) for row, at in tokens])
+                    shape = (len(tokens), *plane.shape[2:])
+                    values = entries.view(-1, *[1] * (len(shape) - 1)).expand(shape)
+                    write_tokens(plane, ids.write_slots[pool.name], values)
+                self.check_reads(step, pool.name, pool.window_tokens, layer, ids.page_tables[pool.name])
+        if ids.state_slots is not None:
+            self.advance_state(step, ids.state_slots)
+        storage.record_forward(step)
+
+    def check_reads(
+        self, step: PreparedStep, band: str, window: int | None, layer: int, table: torch.Tensor
+    ) -> None:
+        view = self.storage.routed_cache.attention(layer)
+        assert view is not None
+        for place, row in enumerate(step.rows.tolist()):
+            end = int(step.starts[place] + step.counts[place])
+            first = 0 if window is None else max(0, int(step.starts[place]) - window + 1)
+            at = torch.arange(first, end)
+            page_tokens = self.storage.plan.page_tokens
+            slots = table[place, at // page_tokens] * page_tokens + at % page_tokens
+            expected = torch.tensor([self.entry(row, position, layer) for position in at.tolist()])
+            for name, plane in view.planes.items():
+                read = gather_tokens(plane, slots).flatten(1)
+                assert (read == expected[:, None]).all(), f"{band} layer {layer} {name} row {row}"
+            held = -(-end // page_tokens)
+            assert (table[place, held:] == 0).all(), "beyond the row a table reads as the sink"
+            behind = first // page_tokens
+            whole = plane[table[place]].flatten(1)
+            assert torch.isfinite(whole).all(), "a page loaded whole holds a former tenant's bytes"
+            assert (table[place, :behind] == 0).all(), "behind the window a table reads as the sink"
+
+    def advance_state(self, step: PreparedStep, slots: torch.Tensor) -> None:
+        layer = len(self.storage.plan.token_sub_pools)
+        view = self.storage.routed_cache.state(layer)
+        assert view is not None
+        for row, start, count, slot in zip(step.rows, step.starts, step.counts, slots.tolist(), strict=True):
+            for plane in view.planes.values():
+                assert (plane[slot] == float(start)).all(), f"state of row {row}"
+                plane[slot] = float(start + count)
+
+
+MODELS = [
+    {"windows": (), "full": True, "state": False},
+    {"windows": (), "full": True, "state": True},
+    {"windows": (5,), "full": True, "state": False},
+    {"windows": (16, 5), "full": True, "state": True},
+    {"windows": (16, 5), "full": False, "state": True},
+    {"windows": (), "full": False, "state": True},
+]
+
+
+@pytest.mark.requirement("K1", "K2", "K3", "K5", "K7", "C1", "A2", "A5", "A8", "L7")
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_rows_read_what_they_wrote_and_an_admitted_request_is_never_refused(data: st.DataObject) -> None:
+    """Any schedule: rows come and go, chunks of any length, bands take each other's bytes, freed bytes turn to NaN."""
+    model = data.draw(st.sampled_from(MODELS))
+    plan = plan_of(**model, page_tokens=data.draw(st.sampled_from([1, 2, 4])))
+    storage = build(plan, data.draw(st.integers(9_000, 16_000)))
+    toy = ToyModel(storage)
+    left: dict[int, list[int]] = {}
+    for request in range(1, data.draw(st.integers(3, 30))):
+        prompt, output = data.draw(st.integers(1, 40)), data.draw(st.integers(1, 20))
+        rows = storage.admit([prompt], [output])
+        if not isinstance(rows, AdmissionRefusal):
+            toy.request_of_row[int(rows[0])] = request
+            left[int(rows[0])] = [prompt, output - 1]
+        chosen = [row for row in left if data.draw(st.booleans())]
+        if not chosen:
+            continue
+        counts = [
+            data.draw(st.integers(1, min(CHUNK_TOKENS, left[row][0]))) if left[row][0] else 1
+            for row in chosen
+        ]
+        step = storage.prepare_step(chosen, counts)
+        assert isinstance(step, PreparedStep), f"an admitted request was refused: {step}"
+        poison_free_bytes(storage)
+        toy.forward(step)
+        storage.forward_processed(step)
+        storage.advance(chosen, counts)
+        for row, count in zip(chosen, counts, strict=True):
+            part = 0 if left[row][0] else 1
+            left[row][part] -= count
+        done = [row for row in chosen if left[row] == [0, 0] or data.draw(st.integers(0, 9)) == 0]
+        if done:
+            storage.release(done)
+            for row in done:
+                del left[row]
+        storage.verify_idle()
+    if left:
+        storage.release(list(left))
+    storage.verify_idle()
+    assert all(band.live_units == 0 for band in storage.chain.statistics().bands)
+
+
+@pytest.mark.requirement("K5")
+def test_admission_fills_the_arena_and_refuses_the_next_with_figures() -> None:
+    """A refusal that waits names what is promised; one that is final says that waiting is for ever."""
+    storage = build(plan_of(windows=(5,), full=True, state=True, page_tokens=4), 9_000, rows=40)
+    admitted = 0
+    while not isinstance(refusal := storage.admit([20], [10]), AdmissionRefusal):
+        admitted += 1
+    assert admitted > 1
+    assert not refusal.is_final
+    assert "beside what is promised" in str(refusal)
+    empty = build(plan_of(windows=(5,), full=True, state=True, page_tokens=4), 3_000)
+    final = empty.admit([60], [4])
+    assert isinstance(final, AdmissionRefusal)
+    assert final.is_final
+    assert "not even alone" in str(final)
+    too_long = empty.admit([60], [6])
+    assert isinstance(too_long, AdmissionRefusal)
+    assert too_long.is_final
+    assert "a request of 66 tokens, output included, is longer than the 64" in str(too_long)
+
+
+@pytest.mark.requirement("K5", "K1")
+def test_a_batch_is_admitted_whole_or_not_at_all() -> None:
+    """Half a batch admitted would leave the caller to guess which half."""
+    storage = build(plan_of(windows=(), full=True, state=True, page_tokens=4), rows=2)
+    refusal = storage.admit([4, 4, 4], [4, 4, 4])
+    assert isinstance(refusal, AdmissionRefusal)
+    assert refusal.is_final
+    assert "3 requests need as many rows; 2 of 2 are free" in str(refusal)
+    assert len(storage.requests.live_rows()) == 0
+    storage.verify_idle()
+    assert not isinstance(storage.admit([4, 4], [4, 4]), AdmissionRefusal)
+
+
+def ready() -> tuple[KVStorage, int]:
+    storage = build(plan_of(windows=(5,), full=True, state=True, page_tokens=4))
+    rows = storage.admit([12], [4])
+    assert not isinstance(rows, AdmissionRefusal)
+    return storage, int(rows[0])
+
+
+@pytest.mark.requirement("K1")
+@pytest.mark.parametrize(
+    ("rows", "counts", "text"),
+    [
+        ([0, 0], [1, 1], "a row is named twice"),
+        ([1], [1], "rows [1]: not in use"),
+        ([-1], [1], "rows [-1]: rows run from 0 to 5"),
+        ([99], [1], "rows [99]: rows run from 0 to 5"),
+        ([0], [0], "counts must lie between 1 and the chunk of 8"),
+        ([0], [9], "counts must lie between 1 and the chunk of 8"),
+        ([0], [1, 1], "one count a row"),
+        ([], [], "a row at least"),
+    ],
+)
+def test_a_wrong_step_is_refused_before_anything_changes(
+    rows: list[int], counts: list[int], text: str
+) -> None:
+    """The scheduler's mistake must name itself, and the storage must go on as if it had not been made."""
+    storage, _ = ready()
+    before = storage.chain.statistics()
+    with pytest.raises(StorageError) as caught:
+        storage.prepare_step(rows, counts)
+    assert text in str(caught.value)
+    assert storage.chain.statistics() == before
+
+
+@pytest.mark.requirement("K1", "K5")
+def test_a_row_cannot_outgrow_what_it_was_admitted_for() -> None:
+    """Admission promised its peak and no more; past the prompt that is one token a step."""
+    storage, row = ready()
+    for count in (8, 4):
+        step = storage.prepare_step([row], [count])
+        assert isinstance(step, PreparedStep)
+        storage.launch_forward(step)
+        storage.record_forward(step)
+        with pytest.raises(StorageError, match="neither advanced over nor abandoned"):
+            storage.prepare_step([row], [1])
+        storage.forward_processed(step)
+        storage.advance([row], [count])
+    with pytest.raises(StorageError, match="several tokens at once past the prompt"):
+        storage.prepare_step([row], [2])
+    for _ in range(3):
+        step = storage.prepare_step([row], [1])
+        assert isinstance(step, PreparedStep)
+        storage.launch_forward(step)
+        storage.record_forward(step)
+        storage.forward_processed(step)
+        storage.advance([row], [1])
+    with pytest.raises(StorageError, match=r"more tokens than they were admitted for \(\[15\]\)"):
+        storage.prepare_step([row], [1])
+
+
+@pytest.mark.requirement("K1", "L1")
+def test_verbs_out_of_order_are_named() -> None:
+    """Each hook is a promise to the allocator; one that is skipped must not pass silently."""
+    storage, row = ready()
+    with pytest.raises(StorageError, match="past the tokens that steps prepared"):
+        storage.advance([row], [1])
+    step = storage.prepare_step([row], [4])
+    assert isinstance(step, PreparedStep)
+    with pytest.raises(StorageError, match="call launch_forward first"):
+        storage.record_forward(step)
+    storage.launch_forward(step)
+    with pytest.raises(StorageError, match="launched already, as forward 0"):
+        storage.launch_forward(step)
+    with pytest.raises(InvariantError, match=r"forward\.record_before_pages"):
+        storage.release([row])
+    with pytest.raises(InvariantError, match=r"forward\.processed_in_launch_order"):
+        storage.forward_processed(step)
+    storage.record_forward(step)
+    storage.forward_processed(step)
+    storage.release([row])
+    with pytest.raises(StorageError, match="not in use"):
+        storage.release([row])
+    with pytest.raises(StorageError, match="cannot admit a request: output_tokens must be a positive"):
+        storage.admit([4], [0])
+    storage.verify_idle()
+
+
+@pytest.mark.requirement("K1", "A5")
+def test_an_abandoned_step_costs_nothing_and_its_pages_serve_the_next() -> None:
+    """A forward that could not be queued (out of memory, say) is tried again."""
+    storage, row = ready()
+    for _ in range(2):
+        step = storage.prepare_step([row], [7])
+        assert isinstance(step, PreparedStep)
+        storage.launch_forward(step)
+        storage.abandon(step)
+    held = storage.chain.statistics()
+    step = storage.prepare_step([row], [3])
+    assert isinstance(step, PreparedStep)
+    assert storage.chain.statistics() == held
+    storage.abandon(step)
+    storage.release([row])
+    storage.verify_idle()
+
+
+@pytest.mark.requirement("L2", "K1")
+def test_pages_released_under_a_forward_pend_until_it_is_processed() -> None:
+    """The forward may still read them; they count as free all the same."""
+    storage, row = ready()
+    step = storage.prepare_step([row], [8])
+    assert isinstance(step, PreparedStep)
+    storage.launch_forward(step)
+    storage.record_forward(step)
+    storage.release([row])
+    assert {band.name: band.pending_units for band in storage.chain.statistics().bands} == {
+        "state": 1,
+        "window-5": 2,
+        "full": 2,
+    }
+    assert not isinstance(storage.admit([12], [4]), AdmissionRefusal)
+    storage.forward_processed(step)
+    assert all(band.pending_units == 0 for band in storage.chain.statistics().bands)
+
+
+@pytest.mark.requirement("S1", "D1")
+def test_what_is_allocated_is_what_was_budgeted() -> None:
+    """The capacity printed at boot is what the server has: arena and mirrors, to the byte."""
+    storage = build(plan_of(windows=(5,), full=True, state=True, page_tokens=4))
+    tables = sum(table.numel() * table.element_size() for table in storage.device.tables.values())
+    arena = storage.device.arena.bytes.numel()
+    assert arena + tables + SCRATCH_BYTES == storage.sized.used_bytes <= storage.sized.budget_bytes
+    assert storage.sized.budget_bytes - storage.sized.used_bytes < 16 * 4 + 16
+
+
+@pytest.mark.requirement("S2")
+def test_a_budget_below_the_floor_is_refused_before_anything_is_allocated() -> None:
+    """With every term and the missing bytes."""
+    with pytest.raises(SizingError, match=r"missing \d+ bytes"):
+        build(plan_of(windows=(5,), full=True, state=True, page_tokens=4), 500)
+
+
+@pytest.mark.requirement("K11")
+def test_a_leak_is_found_at_idle() -> None:
+    """A page that nobody holds is a slow death; it must be loud."""
+    storage, row = ready()
+    storage.chain.take(pages=1)
+    storage.release([row])
+    with pytest.raises(InvariantError, match=r"storage\.leak"):
+        storage.verify_idle()
