@@ -139,7 +139,7 @@ MODELS = [
 ]
 
 
-@pytest.mark.requirement("K1", "K2", "K3", "K5", "K7", "C1", "A2", "A5", "A8", "L7")
+@pytest.mark.requirement("K1", "K2", "K3", "K5", "K7", "C1", "A2", "A5", "A8")
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_rows_read_what_they_wrote_and_an_admitted_request_is_never_refused(data: st.DataObject) -> None:
@@ -340,7 +340,7 @@ def test_pages_released_under_a_forward_pend_until_it_is_processed() -> None:
     assert all(band.pending_units == 0 for band in storage.chain.statistics().bands)
 
 
-@pytest.mark.requirement("S1", "D1")
+@pytest.mark.requirement("S1")
 def test_what_is_allocated_is_what_was_budgeted() -> None:
     """The capacity printed at boot is what the server has: arena and mirrors, to the byte."""
     storage = build(plan_of(windows=(5,), full=True, state=True, page_tokens=4))

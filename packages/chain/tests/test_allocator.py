@@ -31,7 +31,7 @@ def taken(walk: Walk, pages: int = 0, slots: int = 0) -> Taken:
     return result
 
 
-@pytest.mark.requirement("D10")
+@pytest.mark.requirement("A2")
 def test_ends_hand_out_from_their_anchors_and_a_float_from_the_middle() -> None:
     """Ids rise with address everywhere; where a band starts decides how rarely pages move later."""
     layout = layout_of(THREE_BANDS, 2000)
@@ -129,7 +129,6 @@ def test_processing_returns_pages_without_a_wait() -> None:
     walk.check()
 
 
-@pytest.mark.requirement("C6", "D10")
 def test_a_take_that_fits_after_moving_pages_is_served() -> None:
     """The point of the arena: bytes on the wrong side of a band serve whoever asks."""
     layout = layout_of(THREE_BANDS, 2000)
@@ -144,7 +143,6 @@ def test_a_take_that_fits_after_moving_pages_is_served() -> None:
     walk.check()
 
 
-@pytest.mark.requirement("C4")
 def test_relocated_floats_leave_room_on_both_sides() -> None:
     """A float packed tight against an end would have to move again at that end's next take."""
     layout = layout_of(THREE_BANDS, 3000)
@@ -280,7 +278,6 @@ def test_byte_accounting_finds_a_band_in_its_neighbour_and_a_lost_unit() -> None
         walk.chain.verify_byte_accounting()
 
 
-@pytest.mark.requirement("D1", "D11")
 def test_mirrors_are_written_only_where_ids_changed() -> None:
     """An upload must not grow with the arena."""
     layout = layout_of({"4": 80, "full": 48}, 300_000)

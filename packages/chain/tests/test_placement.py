@@ -41,7 +41,6 @@ def test_two_bands_cannot_both_grow_into_one_gap() -> None:
     assert plan_in_place(layout, counts(layout), [room // 112, room // 48]) is None
 
 
-@pytest.mark.requirement("C6")
 def test_packed_floats_share_the_slack() -> None:
     """Free bytes lie between all neighbours, also when an end is empty and the arena's end is the edge."""
     layout = layout_of({"state": 112, "9": 80, "4": 96, "full": 48}, 8000)
@@ -61,7 +60,6 @@ def test_packed_floats_share_the_slack() -> None:
         assert max(gaps) - min(gaps) < 3 * 112, gaps
 
 
-@pytest.mark.requirement("C6")
 def test_a_float_waits_for_the_neighbour_whose_bytes_it_takes() -> None:
     """Copied in chain order, the first would overwrite the second."""
     layout = layout_of({"state": 16, "9": 16, "4": 16, "full": 16}, 1600)

@@ -42,6 +42,8 @@ class PendingPages:
 
     def add(self, pages: IntArray, newest: RecordedForward) -> None:
         """Let `pages` wait for `newest`, the newest forward in flight."""
+        if not len(pages):
+            return
         self._batches.append(PendingBatch(newest.forward, newest.event, pages))
         self._page_count += len(pages)
 

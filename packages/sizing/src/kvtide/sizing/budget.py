@@ -163,14 +163,8 @@ def size_plan(
     smallest = _smallest_arena(plan, prefix_bytes, floor_units)
     if total_bytes(smallest) > budget_bytes:
         layout = lay_out(plan, smallest)
-        raise _too_small(
-            "the floor of one request at batch size 1",
-            budget_bytes,
-            plan,
-            layout,
-            floor_units,
-            beside(layout),
-        )
+        what = "the floor of one request at batch size 1"
+        raise _too_small(plan, layout, floor_units, beside(layout), budget_bytes=budget_bytes, what=what)
     layout = lay_out(
         plan, _last(lambda arena_bytes: total_bytes(arena_bytes) <= budget_bytes, smallest, budget_bytes)
     )
@@ -181,13 +175,14 @@ def size_plan(
         chunk_tokens=min(chunk_tokens, max_context_tokens),
     )
     peaks = [max_running_requests * units for units in longest.units]
-    slots = state_slots or max_running_requests
-    units = _target_units(plan, layout, peaks, slots)
+    units = _target_units(plan, layout, peaks, max_running_requests, state_slots)
     if units is None:
+        # The floor fits, so one slot does: these slots were asked for.
+        slots = state_slots or 1
         least = tuple(slots if pool.kind is SubPoolKind.STATE else 1 for pool in plan.sub_pools)
         layout = lay_out(plan, _smallest_arena(plan, prefix_bytes, least))
         what = f"{slots} state slots and a page of each attention band"
-        raise _too_small(what, budget_bytes, plan, layout, least, beside(layout))
+        raise _too_small(plan, layout, least, beside(layout), budget_bytes=budget_bytes, what=what)
     fixed = [FixedAllocation(name="reserved prefix (sinks)", byte_count=prefix_bytes, in_arena=True)]
     fixed += [
         FixedAllocation(name=name, byte_count=count, in_arena=False) for name, count in beside(layout).items()
@@ -294,12 +289,13 @@ def _units_text(plan: KVStoragePlan, units: tuple[int, ...]) -> str:
 
 
 def _too_small(
-    what: str,
-    budget_bytes: int,
     plan: KVStoragePlan,
     smallest: ArenaLayout,
     units: tuple[int, ...],
     beside: dict[str, int],
+    *,
+    budget_bytes: int,
+    what: str,
 ) -> SizingError:
     """A refusal that lists every term of `what`, which needs the arena `smallest`."""
     needed_bytes = smallest.arena_bytes + sum(beside.values())

@@ -1,0 +1,1 @@
+"""Scheduler loops, real models on the arena, and the command line."""

@@ -1,0 +1,67 @@
+"""What one forward computes: some new tokens of some requests.
+
+A forward is either a prefill chunk (one row, any number of tokens) or a decode batch (any number of rows, one token each).
+So no row is ever padded, and every row of a forward either has earlier tokens or has none; transformers' recurrent layers
+can run nothing else.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+from kvtide.engine.errors import EngineError
+
+
+@attrs.frozen(kw_only=True)
+class ForwardBatch:
+    """The rows of one forward. The place of a request in it says nothing about the request."""
+
+    request_ids: tuple[str, ...]
+    """Request of each row."""
+
+    rows: tuple[int, ...]
+    """Row of each request in the request table."""
+
+    token_ids: tuple[tuple[int, ...], ...]
+    """New tokens of each row."""
+
+    tokens_before: tuple[int, ...]
+    """Tokens of each row that earlier forwards have written."""
+
+    def __attrs_post_init__(self) -> None:
+        lengths = {len(field) for field in (self.request_ids, self.rows, self.token_ids, self.tokens_before)}
+        if len(lengths) != 1 or 0 in lengths:
+            raise EngineError(
+                f"a forward needs one entry a row in each field and at least one row, found {len(self.request_ids)} "
+                f"request ids, {len(self.rows)} rows, {len(self.token_ids)} token lists, {len(self.tokens_before)} lengths"
+            )
+        counts = set(self.counts)
+        if 0 in counts or (len(self.rows) > 1 and counts != {1}):
+            raise EngineError(
+                f"a forward is one row with some tokens or many rows with one token each, found {self.counts} tokens"
+            )
+        if len({before > 0 for before in self.tokens_before}) > 1:
+            raise EngineError(
+                "a forward cannot mix rows with and without earlier tokens: recurrent layers of transformers take one "
+                f"answer for the whole batch; tokens before are {self.tokens_before}"
+            )
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """New tokens of each row, as numbers."""
+        return tuple(len(tokens) for tokens in self.token_ids)
+
+    @property
+    def query_tokens(self) -> int:
+        """New tokens of one row; the same for all."""
+        return len(self.token_ids[0])
+
+    @property
+    def longest_before(self) -> int:
+        """Tokens before, of the row that has most."""
+        return max(self.tokens_before)
+
+    @property
+    def has_previous_state(self) -> bool:
+        """Whether the rows carry a recurrent state from an earlier forward."""
+        return self.longest_before > 0

@@ -1,0 +1,1 @@
+"""Commands of the engine, one module each; `kvtide.engine.cli` loads them by entry point."""

@@ -1,0 +1,205 @@
+"""Real hybrid models served from one arena, every token and logit checked.
+
+`kvtide demo` serves seven small models, two of them trained, from arenas so tight that bands take each other's bytes and
+pages move; it ends with a table and a picture of each arena over time. Exit status 1 when one token or logit differs.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import rich.box
+import structlog
+import transformers
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from kvtide.engine.demo import DemoRun, demo_runs
+from kvtide.engine.models import MODELS
+
+DEFAULT_PAGE_SIZES = (1, 16)
+"""Tokens a page, unless asked otherwise."""
+
+SHOWN_TEXTS = 3
+"""Continuations shown of a trained model."""
+
+
+@click.command("demo")
+@click.option(
+    "--model", "names", multiple=True, type=click.Choice(list(MODELS)), help="Only this model; repeatable."
+)
+@click.option(
+    "--page-size",
+    "page_sizes",
+    multiple=True,
+    type=click.IntRange(min=1, max=64),
+    help="Tokens a page; repeatable.  [default: 1 and 16]",
+)
+@click.option(
+    "--seed",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Arrival times and random prompts.",
+)
+@click.option(
+    "--out",
+    "folder",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("kvtide-demo"),
+    show_default=True,
+    help="Folder for the pictures.",
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout instead of tables.")
+@click.pass_context
+def command(
+    context: click.Context,
+    *,
+    names: Sequence[str],
+    page_sizes: Sequence[int],
+    seed: int,
+    folder: Path,
+    as_json: bool,
+) -> None:
+    """Serve real hybrid models from one arena and check every token and logit."""
+    _quiet_libraries()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise click.UsageError(f"--out {str(folder)!r}: {error.strerror or error}") from error
+    runs: list[DemoRun] = []
+    stderr, stdout = Console(stderr=True), Console()
+    chosen = [model for model in MODELS.values() if not names or model.name in names]
+    with stderr.status("starting") as status:
+        for run in demo_runs(
+            chosen,
+            page_sizes or DEFAULT_PAGE_SIZES,
+            seed=seed,
+            folder=folder,
+            progress=lambda text: status.update(escape(text)),
+        ):
+            stderr.print(_line(run), highlight=False, soft_wrap=True)
+            runs.append(run)
+    if as_json:
+        click.echo(
+            json.dumps({"equal": all(run.check.is_equal for run in runs), "runs": list(map(_document, runs))})
+        )
+    else:
+        _print_texts(stdout, runs)
+        stdout.print(_table(runs))
+        stdout.print(_TABLE_NOTES.format(requests=runs[0].request_count), highlight=False, soft_wrap=True)
+        _print_differences(stdout, runs)
+        stdout.print(
+            f"A picture of each arena over time: {folder.resolve()}", soft_wrap=True, highlight=False
+        )
+        stdout.print(f"Look first at {_most_moved(runs).picture.resolve()}", soft_wrap=True, highlight=False)
+    if not all(run.check.is_equal for run in runs):
+        context.exit(1)
+
+
+def _quiet_libraries() -> None:
+    """Only warnings of ours, only errors of transformers: its hints name CUDA kernels that nothing here needs."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
+    transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # transformers
+    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers
+
+
+def _most_moved(runs: Sequence[DemoRun]) -> DemoRun:
+    return max(runs, key=lambda run: (run.rearrangements, run.moved_units))
+
+
+def _verdict(run: DemoRun) -> str:
+    return "[green]equal[/]" if run.check.is_equal else "[bold red]DIFFERS[/]"
+
+
+def _line(run: DemoRun) -> str:
+    return (
+        f"{run.model.name}, page size {run.page_tokens}, {run.hook.value}: {run.token_count} tokens of {run.request_count} "
+        f"requests, {run.moved_units} pages moved, {_verdict(run)}, {run.seconds:.1f} s"
+    )
+
+
+def _table(runs: Sequence[DemoRun]) -> Table:
+    """A row for each model and page size; its hooks move the same pages, and must all be equal."""
+    table = Table(title="Served from one arena", box=rich.box.SIMPLE_HEAD, pad_edge=False)
+    for heading in ("model", "bands"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("page", "tokens", "moved", "held", "static"):
+        table.add_column(heading, justify="right")
+    table.add_column("checked")
+    for (model, page_tokens), group in itertools.groupby(
+        runs, key=lambda run: (run.model.name, run.page_tokens)
+    ):
+        hooks = list(group)
+        first = hooks[0]
+        table.add_row(
+            model,
+            " ".join(first.bands),
+            str(page_tokens),
+            str(sum(run.token_count for run in hooks)),
+            str(first.moved_units),
+            str(first.held.most),
+            str(first.held_static.most),
+            "[green]equal[/]" if all(run.check.is_equal for run in hooks) else "[bold red]DIFFERS[/]",
+        )
+    return table
+
+
+_TABLE_NOTES = """moved: pages and state slots. held: most of the {requests} requests in the arena at once; static: the same
+where each band has fixed bytes, in proportion to the average request. checked: each token with
+the model's own generate() for that request alone, each logit bit for bit with plain tensors.
+"""
+
+
+def _print_texts(console: Console, runs: Sequence[DemoRun]) -> None:
+    """What the trained models wrote, once a model: it is the same in every run, or the check says so."""
+    shown: set[str] = set()
+    for run in runs:
+        if run.texts and run.model.name not in shown:
+            shown.add(run.model.name)
+            console.print(f"\n[bold]{escape(run.model.title)}[/], bytes in and bytes out:")
+            for prompt, text in sorted(run.texts, key=lambda pair: -len(pair[1]))[:SHOWN_TEXTS]:
+                start = prompt if len(prompt) <= 60 else f"…{prompt[-59:]}"
+                line = f"{start}[bold]{escape(text)}[/]"
+                console.print(textwrap.indent(line.replace("\n", "⏎"), "  "), soft_wrap=True, highlight=False)
+    console.print()
+
+
+def _print_differences(console: Console, runs: Sequence[DemoRun]) -> None:
+    for run in runs:
+        for difference in (run.check.logits, *run.check.tokens):
+            if difference is not None:
+                console.print(
+                    f"[red]{run.model.name}, page size {run.page_tokens}[/]: {escape(str(difference))}"
+                )
+
+
+def _document(run: DemoRun) -> Mapping[str, Any]:
+    """The fields of `--json`, one object a run."""
+    return {
+        "model": run.model.name,
+        "hook": run.hook.value,
+        "page_tokens": run.page_tokens,
+        "bands": list(run.bands),
+        "arena_bytes": run.arena_bytes,
+        "requests": run.request_count,
+        "tokens": run.token_count,
+        "pages_moved": run.moved_units,
+        "rearrangements": run.rearrangements,
+        "requests_held": run.held.most,
+        "requests_held_static": run.held_static.most,
+        "steps": run.held.steps,
+        "steps_static": run.held_static.steps,
+        "equal": run.check.is_equal,
+        "differences": [str(each) for each in (run.check.logits, *run.check.tokens) if each is not None],
+        "picture": str(run.picture.resolve()),
+        "seconds": round(run.seconds, 2),
+    }

@@ -1,0 +1,241 @@
+"""A plain scheduler loop over `KVStorage`: continuous batching, chunked prefill, admission in arrival order.
+
+Each step:
+
+1. requests that have arrived are admitted from the head of the queue, for as long as the storage admits them; one that not
+   even an empty arena could hold is rejected with the refusal's text when it reaches the head;
+2. the oldest admitted request whose prompt is not written yet runs one prefill chunk;
+3. all requests with a written prompt decode one token in one batch;
+4. requests that are complete release everything they hold.
+
+Admission promises every peak, so no step of an admitted request is refused, and nothing is ever preempted. Tokens are chosen
+greedily. The rows of a batch are ordered by row number, which is reused: it says nothing about who came first.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import attrs
+import torch
+
+from kvtide.engine.batch import ForwardBatch
+from kvtide.engine.errors import EngineError
+from kvtide.engine.runner import ModelRunner
+from kvtide.engine.stores import ArenaStore
+from kvtide.storage import AdmissionRefusal, KVStorage, Refusal
+
+
+@attrs.frozen(kw_only=True)
+class Request:
+    """What a client asks for."""
+
+    request_id: str
+    """Unique among the requests of one run."""
+
+    prompt: tuple[int, ...]
+    """Token ids; at least one."""
+
+    output_tokens: int
+    """Tokens to generate, exactly."""
+
+    arrival_step: int = 0
+    """Step of the loop from which on it waits for admission."""
+
+
+@attrs.frozen(eq=False)
+class RanForward:
+    """A batch that ran."""
+
+    batch: ForwardBatch
+    """What it computed."""
+
+    logits: torch.Tensor
+    """After each row's last token, `[rows, vocabulary]`."""
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class ServeResult:
+    """Everything a run produced."""
+
+    tokens: Mapping[str, tuple[int, ...]]
+    """Generated tokens by request."""
+
+    rejected: Mapping[str, str]
+    """Why, by request, for those that no arena of this size could hold."""
+
+    forwards: tuple[RanForward, ...]
+    """In the order in which they ran."""
+
+    step_count: int
+    """Steps of the loop."""
+
+
+@attrs.frozen(kw_only=True)
+class StepReport:
+    """The loop after one step; what finished in it has been released."""
+
+    step: int
+    """From 0."""
+
+    waiting: tuple[str, ...]
+    """Arrived and not admitted."""
+
+    running: tuple[str, ...]
+    """Admitted and not finished."""
+
+    finished: tuple[str, ...]
+    """Finished in this step."""
+
+
+StepObserver = Callable[[StepReport], None]
+"""Called after each step, between forwards: it may look at the storage, and must not change it."""
+
+
+def serve(
+    runner: ModelRunner,
+    storage: KVStorage,
+    requests: Iterable[Request],
+    *,
+    chunk_tokens: int,
+    observe: StepObserver | None = None,
+) -> ServeResult:
+    """Run `requests` to their end over `storage`, prefilling at most `chunk_tokens` a forward.
+
+    Raises `EngineError` for two requests of one id, an empty prompt, or an output of no token.
+    """
+    return _Loop(runner, storage, chunk_tokens, _checked(requests)).run(observe)
+
+
+@attrs.define(eq=False)
+class _Running:
+    """An admitted request."""
+
+    request: Request
+    row: int
+    written_tokens: int = 0
+    tokens: list[int] = attrs.field(factory=list)
+
+    @property
+    def is_prefilling(self) -> bool:
+        return self.written_tokens < len(self.request.prompt)
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self.tokens) == self.request.output_tokens
+
+
+class _Loop:
+    def __init__(
+        self, runner: ModelRunner, storage: KVStorage, chunk_tokens: int, requests: Sequence[Request]
+    ) -> None:
+        self._runner = runner
+        self._storage = storage
+        self._store = ArenaStore(storage.routed_cache, storage.plan.page_tokens)
+        self._chunk_tokens = chunk_tokens
+        self._arriving = deque(sorted(requests, key=lambda request: request.arrival_step))
+        self._waiting: deque[Request] = deque()
+        self._running: list[_Running] = []
+        self._tokens: dict[str, tuple[int, ...]] = {}
+        self._rejected: dict[str, str] = {}
+        self._forwards: list[RanForward] = []
+
+    def run(self, observe: StepObserver | None) -> ServeResult:
+        step = 0
+        while self._arriving or self._waiting or self._running:
+            self._arrive(step)
+            self._admit()
+            self._prefill()
+            self._decode()
+            finished = self._finish()
+            if observe is not None:
+                observe(self._report(step, finished))
+            step += 1
+        return ServeResult(
+            tokens=self._tokens,
+            rejected=self._rejected,
+            forwards=tuple(self._forwards),
+            step_count=step,
+        )
+
+    def _arrive(self, step: int) -> None:
+        while self._arriving and self._arriving[0].arrival_step <= step:
+            self._waiting.append(self._arriving.popleft())
+
+    def _admit(self) -> None:
+        """Admit from the head of the queue; the first that must wait holds up those behind it."""
+        while self._waiting:
+            request = self._waiting[0]
+            rows = self._storage.admit([len(request.prompt)], [request.output_tokens])
+            if not isinstance(rows, AdmissionRefusal):
+                self._running.append(_Running(request, int(rows[0])))
+            elif rows.is_final:
+                self._rejected[request.request_id] = str(rows)
+            else:
+                return
+            self._waiting.popleft()
+
+    def _prefill(self) -> None:
+        running = next((running for running in self._running if running.is_prefilling), None)
+        if running is not None:
+            start = running.written_tokens
+            self._forward([running], [running.request.prompt[start : start + self._chunk_tokens]])
+
+    def _decode(self) -> None:
+        decoding = [running for running in self._running if running.tokens and not running.is_complete]
+        if decoding:
+            decoding.sort(key=lambda running: running.row)
+            self._forward(decoding, [(running.tokens[-1],) for running in decoding])
+
+    def _finish(self) -> list[_Running]:
+        finished = [running for running in self._running if running.is_complete]
+        if finished:
+            self._storage.release([running.row for running in finished])
+            self._running = [running for running in self._running if not running.is_complete]
+            self._tokens |= {running.request.request_id: tuple(running.tokens) for running in finished}
+        return finished
+
+    def _forward(self, running: Sequence[_Running], token_ids: Sequence[tuple[int, ...]]) -> None:
+        """Run one forward and take in its result."""
+        batch = ForwardBatch(
+            request_ids=tuple(one.request.request_id for one in running),
+            rows=tuple(one.row for one in running),
+            token_ids=tuple(token_ids),
+            tokens_before=tuple(one.written_tokens for one in running),
+        )
+        step = self._storage.prepare_step(batch.rows, batch.counts)
+        assert not isinstance(step, Refusal), f"an admitted request was refused its step: {step}"
+        ids = self._storage.launch_forward(step)
+        logits = self._runner.run(batch, self._store.forward(ids))
+        self._storage.record_forward(step)
+        self._storage.forward_processed(step)
+        self._storage.advance(batch.rows, batch.counts)
+        self._forwards.append(RanForward(batch, logits))
+        for one, count, token in zip(running, batch.counts, logits.argmax(dim=-1).tolist(), strict=True):
+            one.written_tokens += count
+            if not one.is_prefilling:
+                one.tokens.append(token)
+
+    def _report(self, step: int, finished: Sequence[_Running]) -> StepReport:
+        return StepReport(
+            step=step,
+            waiting=tuple(request.request_id for request in self._waiting),
+            running=tuple(running.request.request_id for running in self._running),
+            finished=tuple(running.request.request_id for running in finished),
+        )
+
+
+def _checked(requests: Iterable[Request]) -> list[Request]:
+    checked = list(requests)
+    seen: set[str] = set()
+    for request in checked:
+        if request.request_id in seen:
+            raise EngineError(f"two requests have the id {request.request_id!r}")
+        seen.add(request.request_id)
+        if not request.prompt or request.output_tokens < 1:
+            raise EngineError(
+                f"request {request.request_id!r} has {len(request.prompt)} prompt tokens and asks for "
+                f"{request.output_tokens}: it needs at least one of each"
+            )
+    return checked

@@ -1,0 +1,93 @@
+"""Requests, and a budget for them that is too small for comfort: what the demo serves and the tests check.
+
+Prompts have the same lengths for every model: texts for the trained ones, random tokens for the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from kvtide.arena import SCRATCH_BYTES
+from kvtide.engine.loop import Request
+from kvtide.engine.prompts import PROMPTS
+from kvtide.plan import KVStoragePlan, lay_out, pack
+from kvtide.sizing import ID_BYTES, mirror_lengths, request_demand
+
+CHUNK_TOKENS = 16
+"""Prompt tokens of one prefill forward."""
+
+RUNNING_REQUESTS = 12
+"""Rows of the request table."""
+
+CONTEXT_TOKENS = max(len(prompt.text) + prompt.output_tokens for prompt in PROMPTS)
+"""Tokens of the longest request."""
+
+LATEST_GAP = 2
+"""Steps between one arrival and the next, at most."""
+
+SIDE_BY_SIDE = 3
+"""Requests, the first that arrive, which the arena holds together and no more."""
+
+
+def text_requests(seed: int = 0) -> tuple[Request, ...]:
+    """One request a prompt, its bytes as tokens; `seed` decides when they arrive."""
+    return _requests([tuple(prompt.text.encode("ascii")) for prompt in PROMPTS], np.random.default_rng(seed))
+
+
+def random_requests(vocabulary: int, seed: int = 0) -> tuple[Request, ...]:
+    """Requests of the same lengths with random tokens below `vocabulary`, the first three left out (padding and marks)."""
+    numbers = np.random.default_rng(seed)
+    return _requests(
+        [tuple(numbers.integers(3, vocabulary, len(prompt.text)).tolist()) for prompt in PROMPTS], numbers
+    )
+
+
+def tight_budget_bytes(plan: KVStoragePlan, requests: Sequence[Request]) -> int:
+    """A budget whose arena holds the first `SIDE_BY_SIDE` of `requests` at their peaks, with less than a page to spare.
+
+    For `build_kv_storage` with the row, context and chunk figures of this module.
+    """
+    demands = [
+        request_demand(
+            plan,
+            prompt_tokens=len(request.prompt),
+            output_tokens=request.output_tokens,
+            chunk_tokens=CHUNK_TOKENS,
+        )
+        for request in requests[:SIDE_BY_SIDE]
+    ]
+    units = [sum(counts) for counts in zip(*(demand.units for demand in demands), strict=True)]
+    unit_bytes = [pool.unit.unit_bytes for pool in plan.sub_pools]
+    arena_bytes = sum(count * size for count, size in zip(units, unit_bytes, strict=True))
+    arena_bytes += sum(size for size, pool in zip(unit_bytes, plan.sub_pools, strict=True) if pool.has_sink)
+    # What the grids lose between bands is less than a unit each.
+    while pack(lay_out(plan, arena_bytes), units) is None:
+        arena_bytes += min(unit_bytes)
+    return arena_bytes + _beside_arena_bytes(plan, arena_bytes)
+
+
+def _beside_arena_bytes(plan: KVStoragePlan, arena_bytes: int) -> int:
+    lengths = mirror_lengths(
+        lay_out(plan, arena_bytes),
+        max_running_requests=RUNNING_REQUESTS,
+        pages_per_row=-(-CONTEXT_TOKENS // plan.page_tokens),
+    )
+    return SCRATCH_BYTES + ID_BYTES * sum(lengths.values())
+
+
+def _requests(prompts: Sequence[tuple[int, ...]], numbers: np.random.Generator) -> tuple[Request, ...]:
+    arrival_step = 0
+    requests = []
+    for index, (prompt, shape) in enumerate(zip(prompts, PROMPTS, strict=True)):
+        requests.append(
+            Request(
+                request_id=f"r{index}",
+                prompt=prompt,
+                output_tokens=shape.output_tokens,
+                arrival_step=arrival_step,
+            )
+        )
+        arrival_step += int(numbers.integers(0, LATEST_GAP + 1))
+    return tuple(requests)

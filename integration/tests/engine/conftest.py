@@ -1,0 +1,144 @@
+"""Models, storages and runs shared by the engine's tests."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+
+import attrs
+import numpy as np
+import pytest
+import torch
+
+from kvtide.arena import CPUDevice, KVArena
+from kvtide.engine.check import generate_alone
+from kvtide.engine.loop import Request, ServeResult, StepReport, serve
+from kvtide.engine.models import MODELS
+from kvtide.engine.runner import Hook, ModelRunner
+from kvtide.engine.workload import (
+    CHUNK_TOKENS,
+    CONTEXT_TOKENS,
+    RUNNING_REQUESTS,
+    random_requests,
+    text_requests,
+    tight_budget_bytes,
+)
+from kvtide.plan import plan_kv_storage
+from kvtide.storage import KVStorage, build_kv_storage
+
+MakeDevice = Callable[[KVArena], CPUDevice]
+Meddle = Callable[[KVStorage, StepReport], None]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Small models run many times slower on two threads; and workers share the cores already."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def poison(storage: KVStorage) -> None:
+    """Fill every byte outside the sinks, live pages and live state slots with 0xFF, a NaN in every float type."""
+    arena = storage.device.arena.bytes
+    owned = torch.zeros(arena.numel(), dtype=torch.bool)
+    owned[: storage.layout.prefix_bytes] = True
+    for band in storage.layout.bands:
+        starts = band.origin_bytes + torch.from_numpy(storage.chain.live_units(band.name)) * band.unit_bytes
+        owned[(starts[:, None] + torch.arange(band.unit_bytes)).flatten()] = True
+    arena[~owned] = 0xFF
+
+
+@attrs.frozen(eq=False)
+class Served:
+    """A run over a tight arena, and what it ran with."""
+
+    runner: ModelRunner
+    storage: KVStorage
+    requests: tuple[Request, ...]
+    result: ServeResult
+
+    @property
+    def page_tokens(self) -> int:
+        return self.storage.plan.page_tokens
+
+
+@functools.cache
+def runner_of(name: str, hook: Hook) -> ModelRunner:
+    if hook is not Hook.CACHE:
+        return ModelRunner(runner_of(name, Hook.CACHE).model, hook)
+    return ModelRunner(MODELS[name].load(), hook)
+
+
+def requests_of(name: str) -> tuple[Request, ...]:
+    return (
+        text_requests()
+        if MODELS[name].is_text
+        else random_requests(runner_of(name, Hook.CACHE).model.config.vocab_size)
+    )
+
+
+@functools.cache
+def tokens_alone(name: str, request: Request) -> tuple[int, ...]:
+    return generate_alone(runner_of(name, Hook.CACHE).model, request)
+
+
+def serve_on_tight_arena(
+    name: str,
+    page_tokens: int,
+    hook: Hook,
+    *,
+    requests: tuple[Request, ...] | None = None,
+    make_device: MakeDevice = CPUDevice,
+    meddle: Meddle | None = None,
+) -> Served:
+    """Serve the workload, every free byte a NaN from the start and after each step; `meddle` may then break something."""
+    runner = runner_of(name, hook)
+    plan = plan_kv_storage(runner.layers, page_tokens=page_tokens)
+    every_request = requests_of(name)
+    storage = build_kv_storage(
+        plan,
+        budget_bytes=tight_budget_bytes(plan, every_request),
+        max_running_requests=RUNNING_REQUESTS,
+        max_context_tokens=CONTEXT_TOKENS,
+        chunk_tokens=CHUNK_TOKENS,
+        state_slots=1,
+        make_device=make_device,
+    )
+    storage.device.arena.bytes[: storage.layout.prefix_bytes] = 0
+    poison(storage)
+
+    def observe(report: StepReport) -> None:
+        poison(storage)
+        if meddle is not None:
+            meddle(storage, report)
+
+    chosen = every_request if requests is None else requests
+    result = serve(runner, storage, chosen, chunk_tokens=CHUNK_TOKENS, observe=observe)
+    return Served(runner, storage, chosen, result)
+
+
+@pytest.fixture(name="serve_on_tight_arena")
+def serve_on_tight_arena_fixture() -> Callable[..., Served]:
+    return serve_on_tight_arena
+
+
+@pytest.fixture(name="runner_of")
+def runner_of_fixture() -> Callable[[str, Hook], ModelRunner]:
+    return runner_of
+
+
+@pytest.fixture(name="requests_of")
+def requests_of_fixture() -> Callable[[str], tuple[Request, ...]]:
+    return requests_of
+
+
+@pytest.fixture(name="tokens_alone")
+def tokens_alone_fixture() -> Callable[[str, Request], tuple[int, ...]]:
+    return tokens_alone
+
+
+@pytest.fixture(name="numbers")
+def seeded_numbers() -> np.random.Generator:
+    return np.random.default_rng(0)

@@ -1,0 +1,136 @@
+"""The demo: what it claims is what ran, and one wrong byte turns its exit status to 1."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from kvtide.engine.commands.demo import command
+from kvtide.engine.demo import build_tight_storage
+from kvtide.engine.loop import StepReport, serve
+from kvtide.engine.models import MODELS, RANDOM_VOCABULARY
+from kvtide.engine.picture import capture, draw
+from kvtide.engine.runner import ModelRunner
+from kvtide.engine.static_split import arena_fits, average_split, peaks, requests_held
+from kvtide.engine.workload import CHUNK_TOKENS, RUNNING_REQUESTS, random_requests
+from kvtide.storage import ForwardIds, KVStorage, PreparedStep
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def demo(folder: Path, *arguments: str) -> Result:
+    return CliRunner().invoke(
+        command, ["--model", "gpt_oss", "--page-size", "16", "--out", str(folder), *arguments]
+    )
+
+
+@pytest.mark.requirement("X5")
+def test_the_demo_serves_checks_and_draws(tmp_path: Path) -> None:
+    """The table's figures, for programs: at least twelve requests, pages that moved, everything equal."""
+    result = demo(tmp_path, "--json")
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout)
+    assert document["equal"] is True
+    assert [run["hook"] for run in document["runs"]] == ["cache layers", "page attention"]
+    for run in document["runs"]:
+        assert run["requests"] >= 12
+        assert run["pages_moved"] > 0
+        assert run["requests_held"] > run["requests_held_static"]
+        root = ET.parse(run["picture"]).getroot()
+        steps = [text.text for text in root.iter(f"{SVG}text") if (text.text or "").startswith("step ")]
+        assert len(steps) == -(-run["steps"] // 25), "a row a step, a label each 25"
+
+
+def test_the_demo_shows_a_table_and_says_where_the_pictures_are(tmp_path: Path) -> None:
+    """What a newcomer sees."""
+    result = demo(tmp_path)
+    assert result.exit_code == 0, result.output
+    assert "Served from one arena" in result.stdout
+    assert "window-16 full" in result.stdout
+    assert str(tmp_path / "gpt_oss-page16-") in result.stdout
+
+
+@pytest.mark.requirement("X5")
+def test_one_wrong_page_table_turns_the_exit_status_to_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A check that cannot fail would be worth nothing."""
+    launch = KVStorage.launch_forward
+    forwards = 0
+
+    def tampered(self: KVStorage, step: PreparedStep) -> ForwardIds:
+        nonlocal forwards
+        ids = launch(self, step)
+        forwards += 1
+        if forwards == 40:
+            ids.page_tables["full"].zero_()
+        return ids
+
+    monkeypatch.setattr(KVStorage, "launch_forward", tampered)
+    result = demo(tmp_path)
+    assert result.exit_code == 1
+    assert "DIFFERS" in result.stdout
+    assert "logits of request" in result.stdout
+
+
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    """Before three minutes of work, not after."""
+    (tmp_path / "file").write_text("")
+    result = demo(tmp_path / "file" / "below")
+    assert result.exit_code == 2
+    assert "--out" in result.stderr
+
+
+def test_requests_held_are_those_that_the_loop_held() -> None:
+    """The comparison with a static split counts with the loop's own steps, so it must count as the loop does."""
+    runner = ModelRunner(MODELS["falcon_h1"].load())
+    requests = random_requests(RANDOM_VOCABULARY, seed=3)
+    storage = build_tight_storage(runner, requests, page_tokens=4)
+    running: list[int] = []
+
+    def observe(report: StepReport) -> None:
+        running.append(len(report.running) + len(report.finished))
+
+    serve(runner, storage, requests, chunk_tokens=CHUNK_TOKENS, observe=observe)
+    demands = peaks(storage.plan, requests, CHUNK_TOKENS)
+    held = requests_held(
+        requests, demands, arena_fits(storage.layout), chunk_tokens=CHUNK_TOKENS, row_count=RUNNING_REQUESTS
+    )
+    assert (held.most, held.steps, held.never_fit) == (max(running), len(running), 0)
+
+
+def test_a_static_split_gives_each_band_its_average_share() -> None:
+    """The comparison is with walls in the best place, and with every byte behind the prefix."""
+    runner = ModelRunner(MODELS["gpt_oss"].load())
+    requests = random_requests(RANDOM_VOCABULARY)
+    storage = build_tight_storage(runner, requests, page_tokens=1)
+    layout = storage.layout
+    split = average_split(layout, [(3, 1), (1, 3)])
+    middle = layout.prefix_bytes + (layout.arena_bytes - layout.prefix_bytes) // 2
+    assert split.walls == (middle,)
+    assert split.units == tuple((middle - layout.prefix_bytes) // band.unit_bytes for band in layout.bands)
+    assert split.fits(split.units)
+    assert not split.fits((split.units[0] + 1, 0))
+
+
+def test_the_picture_shows_live_pages_where_they_lie() -> None:
+    """A picture that is drawn from anything but the books would be decoration."""
+    runner = ModelRunner(MODELS["gpt_oss"].load())
+    requests = random_requests(RANDOM_VOCABULARY)
+    storage = build_tight_storage(runner, requests, page_tokens=16)
+    rows = storage.admit([40], [8])
+    step = storage.prepare_step(rows, [min(40, CHUNK_TOKENS)])
+    assert isinstance(step, PreparedStep)
+    frame = capture(storage)
+    for band, drawn in zip(storage.layout.bands, frame.bands, strict=True):
+        live_bytes = sum(end - start for start, end in drawn.live)
+        assert live_bytes == len(storage.chain.live_units(band.name)) * band.unit_bytes
+        assert all(drawn.span[0] <= start < end <= drawn.span[1] for start, end in drawn.live)
+    root = ET.fromstring(draw(storage.layout, [frame, frame], title="a < b", walls=[1000]))
+    paths = [path.attrib["d"] for path in root.iter(f"{SVG}path")]
+    assert len(paths) == 2 * len(storage.layout.bands)
+    assert all(path.count("M") >= 2 for path in paths), "a run in each of the two rows"
