@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from hypothesis import assume, event, given, settings
+from hypothesis import HealthCheck, assume, event, given, settings
 from hypothesis import strategies as st
 
 from kvtide.arena import CPUDevice, KVArena, LayerView, RoutedKVCache, torch_dtype
@@ -44,6 +44,8 @@ from kvtide.plan import (
 
 GOLDEN = Path(__file__).parent / "golden"
 UNWRITTEN = 0xA5
+PROPERTY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+"""Machines are shared: no test fails for the time it takes."""
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -188,7 +190,7 @@ def raw_bytes(values: torch.Tensor) -> Bytes:
 
 
 @pytest.mark.requirement("A1", "A2", "A4", "A8", "P9")
-@settings(max_examples=300, deadline=None)
+@settings(PROPERTY, max_examples=300)
 @given(case=placements(), lead=st.sampled_from([0, 16, 80]), seed=st.integers(0, 2**32))
 def test_each_byte_written_through_a_view_lies_where_the_layout_says_and_no_other_byte_changes(
     case: tuple[ArenaLayout, tuple[PageSpan, ...]], lead: int, seed: int
@@ -237,7 +239,7 @@ def test_each_byte_written_through_a_view_lies_where_the_layout_says_and_no_othe
 
 
 @pytest.mark.requirement("A2", "P9")
-@settings(max_examples=100, deadline=None)
+@settings(PROPERTY, max_examples=100)
 @given(case=placements())
 def test_views_have_the_planes_shape_and_type_and_the_units_stride(
     case: tuple[ArenaLayout, tuple[PageSpan, ...]],
@@ -258,7 +260,7 @@ def test_views_have_the_planes_shape_and_type_and_the_units_stride(
 
 
 @pytest.mark.requirement("A8")
-@settings(max_examples=100, deadline=None)
+@settings(PROPERTY, max_examples=100)
 @given(case=placements())
 def test_page_0_of_every_attention_band_is_its_own_sink_inside_the_prefix(
     case: tuple[ArenaLayout, tuple[PageSpan, ...]],
@@ -276,7 +278,7 @@ def test_page_0_of_every_attention_band_is_its_own_sink_inside_the_prefix(
 
 
 @pytest.mark.requirement("A2")
-@settings(max_examples=150, deadline=None)
+@settings(PROPERTY, max_examples=150)
 @given(data=st.data(), case=placements(floating=True), seed=st.integers(0, 2**32))
 def test_a_view_made_once_finds_a_page_wherever_its_band_has_moved(
     data: st.DataObject, case: tuple[ArenaLayout, tuple[PageSpan, ...]], seed: int

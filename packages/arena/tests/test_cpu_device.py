@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvtide.arena import CPUDevice, KVArena
+from kvtide.arena import CPUDevice, KVArena, TensorDevice
 from kvtide.device import Device, Event, IntArray, NumpyDevice, Stream, UnitGrid
 
 ARENA_BYTES = 600
@@ -42,7 +42,7 @@ def moves(draw: st.DrawFn) -> tuple[UnitGrid, IntArray, IntArray]:
 @pytest.mark.requirement("V1")
 def test_the_cpu_device_implements_the_whole_seam() -> None:
     """The allocator that is tested on one device is shipped on another: none may lack a method or differ in its arguments."""
-    device: Device = cpu_device()
+    device: TensorDevice = cpu_device()
     for name, member in vars(Device).items():
         if name.startswith("_"):
             continue
@@ -54,7 +54,8 @@ def test_the_cpu_device_implements_the_whole_seam() -> None:
     stream: Stream = device.schedule_stream
     event: Event = device.record_event(stream)
     assert event.stream.name == stream.name != device.forward_stream.name
-    assert device.arena_bytes == ARENA_BYTES
+    assert device.arena_bytes == device.arena.byte_count == ARENA_BYTES
+    assert device.tables == {}
 
 
 @pytest.mark.requirement("V1")

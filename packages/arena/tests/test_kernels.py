@@ -130,6 +130,7 @@ def test_a_copy_holds_no_more_beside_the_arena_than_the_budget_grants(unit_bytes
 
 
 @pytest.mark.requirement("A6")
+@settings(deadline=None)
 @given(
     units=st.lists(st.integers(0, UNIT_COUNT - 1)),
     unit_bytes=st.sampled_from([16, 48, 112]),
@@ -158,6 +159,7 @@ def test_unit_words_is_a_view_of_whole_units() -> None:
 
 
 @pytest.mark.requirement("A6", "A8")
+@settings(deadline=None)
 @given(
     table=st.lists(st.integers(-1, 2**31 - 1), min_size=1, max_size=6),
     data=st.data(),

@@ -6,7 +6,7 @@ import inspect
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvtide.device import Device, Event, IntArray, Mirror, NumpyDevice, Stream, UnitGrid
@@ -103,6 +103,7 @@ def test_copies_read_what_stood_there_before_the_batch_began() -> None:
 
 
 @pytest.mark.requirement("V1")
+@settings(deadline=None)
 @given(copies=safe_copies(4))
 def test_copies_in_a_safe_order_equal_copies_one_by_one(copies: tuple[list[int], list[int]]) -> None:
     """What the caller's order promises: a device may copy in any batches, the outcome is that of one after another."""
@@ -198,6 +199,7 @@ def test_the_last_value_staged_for_an_entry_wins() -> None:
 
 
 @pytest.mark.requirement("V1")
+@settings(deadline=None)
 @given(
     notes=st.lists(
         st.tuples(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kvtide.arena import SCRATCH_BYTES, CPUDevice, KVArena
+from kvtide.arena import SCRATCH_BYTES, CPUDevice, KVArena, TensorDevice
 from kvtide.plan import KVStoragePlan
 from kvtide.sizing import size_plan
 from kvtide.storage.storage import KVStorage
@@ -18,7 +18,7 @@ def build_kv_storage(
     max_context_tokens: int,
     chunk_tokens: int,
     state_slots: int | None = None,
-    make_device: Callable[[KVArena], CPUDevice] = CPUDevice,
+    make_device: Callable[[KVArena], TensorDevice] = CPUDevice,
 ) -> KVStorage:
     """A storage whose arena, mirrors and scratch lie within `budget_bytes`.
 

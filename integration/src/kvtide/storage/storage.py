@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kvtide.arena import CPUDevice, RoutedKVCache
+from kvtide.arena import RoutedKVCache, TensorDevice
 from kvtide.chain import ChainAllocator, TakeRefusal
 from kvtide.device import IntArray
 from kvtide.ledger import ForwardSteps, InvariantError, LaunchRecord
@@ -55,7 +55,7 @@ class PreparedStep:
 class KVStorage:
     """See the module's docstring. Built by `kvtide.storage.build_kv_storage`."""
 
-    def __init__(self, sized: SizedPlan, device: CPUDevice) -> None:
+    def __init__(self, sized: SizedPlan, device: TensorDevice) -> None:
         """Empty, over the arena of `device`."""
         self.sized = sized
         self.device = device

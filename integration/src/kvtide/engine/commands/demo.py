@@ -28,7 +28,7 @@ from kvtide.engine.models import MODELS
 DEFAULT_PAGE_SIZES = (1, 16)
 """Tokens a page, unless asked otherwise."""
 
-SHOWN_TEXTS = 3
+SHOWN_TEXTS = 4
 """Continuations shown of a trained model."""
 
 
@@ -129,7 +129,7 @@ def _line(run: DemoRun) -> str:
 
 def _table(runs: Sequence[DemoRun]) -> Table:
     """A row for each model and page size; its hooks move the same pages, and must all be equal."""
-    table = Table(title="Served from one arena", box=rich.box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(title="Served from one arena", box=rich.box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for heading in ("model", "bands"):
         table.add_column(heading, no_wrap=True)
     for heading in ("page", "tokens", "moved", "held", "static"):
@@ -166,9 +166,10 @@ def _print_texts(console: Console, runs: Sequence[DemoRun]) -> None:
         if run.texts and run.model.name not in shown:
             shown.add(run.model.name)
             console.print(f"\n[bold]{escape(run.model.title)}[/], bytes in and bytes out:")
-            for prompt, text in sorted(run.texts, key=lambda pair: -len(pair[1]))[:SHOWN_TEXTS]:
+            most_varied = sorted(run.texts, key=lambda pair: len(set(pair[1].split())), reverse=True)
+            for prompt, text in most_varied[:SHOWN_TEXTS]:
                 start = prompt if len(prompt) <= 60 else f"…{prompt[-59:]}"
-                line = f"{start}[bold]{escape(text)}[/]"
+                line = f"{escape(start)}▸[bold]{escape(text)}[/]"
                 console.print(textwrap.indent(line.replace("\n", "⏎"), "  "), soft_wrap=True, highlight=False)
     console.print()
 

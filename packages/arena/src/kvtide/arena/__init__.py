@@ -1,6 +1,7 @@
 """One region of bytes, the views that kernels read and write, and the devices that work on it.
 
-`KVArena` is the region, `RoutedKVCache` gives each layer its views, `CPUDevice` implements `kvtide.device.Device` over it.
+`KVArena` is the region, `RoutedKVCache` gives each layer its views, `CPUDevice` implements `TensorDevice`, the seam
+of `kvtide.device` with tensors, over it.
 """
 
 from kvtide.arena.cpu_device import CPUDevice
@@ -16,6 +17,7 @@ from kvtide.arena.kernels import (
 )
 from kvtide.arena.memory import KVArena, torch_dtype
 from kvtide.arena.routed_cache import LayerView, RoutedKVCache
+from kvtide.arena.tensor_device import TensorDevice
 
 __all__ = [
     "SCRATCH_BYTES",
@@ -23,6 +25,7 @@ __all__ = [
     "KVArena",
     "LayerView",
     "RoutedKVCache",
+    "TensorDevice",
     "copy_units",
     "gather_tokens",
     "token_slots",

@@ -22,7 +22,7 @@ from kvtide.device import (
 
 
 class CPUDevice:
-    """Implements `kvtide.device.Device` over a `KVArena` in host memory. Every call is complete when it returns."""
+    """Implements `TensorDevice` over a `KVArena` in host memory. Every call is complete when it returns."""
 
     def __init__(self, arena: KVArena) -> None:
         """Drive `arena`."""
