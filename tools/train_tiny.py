@@ -1,6 +1,6 @@
 """Train the demo's two small language models on text that every machine has: licences and the docstrings of Python's library.
 
-    python3 tools/dev.py run python tools/train_tiny.py gemma3 --steps 3000
+    python3 tools/dev.py run python tools/train_tiny.py gemma3
 
 One token is one byte of ASCII, so there is no tokenizer. A model's shape is the `config.json` beside its weights in
 `integration/src/kvtide/engine/trained`; the weights are written there in bf16 unless `--output` names another folder. The
@@ -109,7 +109,7 @@ def main() -> int:
     """Train, save and show one model."""
     parser = argparse.ArgumentParser(description="Train one of the demo's two small language models.")
     parser.add_argument("name", choices=sorted(path.name for path in TRAINED.iterdir() if path.is_dir()))
-    parser.add_argument("--steps", type=int, default=3000, help="optimizer steps (default: 3000)")
+    parser.add_argument("--steps", type=int, default=2500, help="optimizer steps (default: 2500)")
     parser.add_argument(
         "--output", type=Path, help="folder for the weights (default: where the demo loads them)"
     )

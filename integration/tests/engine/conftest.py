@@ -103,7 +103,6 @@ def serve_on_tight_arena(
         max_running_requests=RUNNING_REQUESTS,
         max_context_tokens=CONTEXT_TOKENS,
         chunk_tokens=CHUNK_TOKENS,
-        state_slots=1,
         make_device=make_device,
     )
     storage.device.arena.bytes[: storage.layout.prefix_bytes] = 0

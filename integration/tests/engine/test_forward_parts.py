@@ -198,7 +198,7 @@ def both_stores(
     """Two rows: a prefill each, then decode together; the arena's and the plain store of each forward."""
     rows = storage.admit([9, 3], [8, 8])
     assert isinstance(rows, np.ndarray)
-    arena, plain = ArenaStore(storage.routed_cache, PAGE_TOKENS), PlainStore(DECLARED, PAGE_TOKENS)
+    arena, plain = ArenaStore(storage.routed_cache, PAGE_TOKENS), PlainStore(PAGE_TOKENS)
     batches = [chunk(0, 9, 0), chunk(0, 3, 1), *(decode_batch((9 + step, 3 + step)) for step in range(6))]
     for batch in batches:
         step = storage.prepare_step(batch.rows, batch.counts)
@@ -253,7 +253,7 @@ def test_both_stores_read_the_same(storage: KVStorage, numbers: np.random.Genera
 
 
 def test_the_plain_store_forgets_what_is_released() -> None:
-    plain = PlainStore(DECLARED, PAGE_TOKENS)
+    plain = PlainStore(PAGE_TOKENS)
     plain.forward(chunk(0, 2))
     plain.forward(chunk(2, 2))
     plain.release("r0")
@@ -311,15 +311,16 @@ def test_no_tensor_outlives_a_step_outside_the_arena(runner_of: RunnerOf, name: 
         assert [(tensor.shape, tensor.dtype) for tensor in new] == [(logits.shape, logits.dtype)]
 
 
+class BrokenStoreError(Exception):
+    """What the store of the next test raises."""
+
+
 def test_a_forward_that_raises_leaves_the_cache_empty(runner_of: RunnerOf) -> None:
     """Its state is not stored, and the next forward runs."""
     runner = runner_of("qwen3_5", Hook.CACHE)
-    plain = PlainStore(runner.layers, 16)
+    plain = PlainStore(16)
     runner.run(chunk(0, 5), plain.forward(chunk(0, 5)))
     right = runner.run(decode_batch((5,)), PlainStoreCopy(plain).forward(decode_batch((5,))))
-
-    class Broken(Exception):
-        pass
 
     class Failing:
         page_tokens = 16
@@ -328,9 +329,9 @@ def test_a_forward_that_raises_leaves_the_cache_empty(runner_of: RunnerOf) -> No
             self.load_state = store.load_state
 
         def write_tokens(self, *_: object) -> None:
-            raise Broken
+            raise BrokenStoreError
 
-    with pytest.raises(Broken):
+    with pytest.raises(BrokenStoreError):
         runner.run(decode_batch((5,)), Failing(plain.forward(decode_batch((5,)))))  # type: ignore[arg-type]  # it fails first
     again = runner.run(decode_batch((5,)), plain.forward(decode_batch((5,))))
     assert torch.equal(again, right)

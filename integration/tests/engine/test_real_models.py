@@ -7,6 +7,7 @@ something on purpose and requires the comparison to see it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 
 from kvtide.arena import CPUDevice
 from kvtide.device import IntArray, Stream, UnitGrid
-from kvtide.engine.check import check_run, first_token_difference, replay_on_plain_tensors
+from kvtide.engine.check import CheckResult, first_token_difference, replay_on_plain_tensors
 from kvtide.engine.loop import StepReport
 from kvtide.engine.models import MODELS
 from kvtide.engine.runner import Hook
@@ -186,9 +187,9 @@ def test_one_stale_mapping_is_seen(
 
 @pytest.mark.requirement("X5")
 def test_a_corrupted_page_changes_the_text_of_a_trained_model(
-    serve_on_tight_arena: Serve, requests_of: Callable[..., Any]
+    serve_on_tight_arena: Serve, requests_of: Callable[..., Any], tokens_alone: Callable[..., tuple[int, ...]]
 ) -> None:
-    """`check_run` reports both oracles: the logits of a forward, and the tokens of the request."""
+    """Both oracles see it: the logits of a forward, and the text of a request."""
 
     def corrupt(storage: KVStorage) -> None:
         page = int(storage.chain.live_units("full")[0])
@@ -200,9 +201,18 @@ def test_a_corrupted_page_changes_the_text_of_a_trained_model(
     served = serve_on_tight_arena(
         "gemma3", 16, Hook.CACHE, requests=requests_of("gemma3")[3:9], meddle=Once(corrupt)
     )
-    found = check_run(served.runner, served.result, served.requests, page_tokens=16)
-    assert not found.is_equal
-    assert found.logits is not None
-    assert "differ" in str(found.logits)
-    assert found.tokens
-    assert "alone it is" in str(found.tokens[0])
+    logits = replay_on_plain_tensors(served.runner, served.result.forwards, page_tokens=16)
+    tokens = tuple(
+        difference
+        for request in served.requests
+        if (
+            difference := first_token_difference(
+                request.request_id, served.result.tokens[request.request_id], tokens_alone("gemma3", request)
+            )
+        )
+    )
+    assert re.fullmatch(
+        r"forward \d+: \d+ logits of request 'r\d' at position \d+ differ by up to \S+", str(logits)
+    )
+    assert tokens
+    assert not CheckResult(logits=logits, tokens=tokens).is_equal

@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from kvtide.engine.batch import ForwardBatch
-from kvtide.engine.loop import RanForward, Request, ServeResult
+from kvtide.engine.loop import RanForward, Request
 from kvtide.engine.runner import ModelRunner, attention_implementation
 from kvtide.engine.stores import PlainStore
 
@@ -80,23 +80,6 @@ class CheckResult:
         return self.logits is None and not self.tokens
 
 
-def check_run(
-    runner: ModelRunner, result: ServeResult, requests: Sequence[Request], *, page_tokens: int
-) -> CheckResult:
-    """Compare `result` with plain tensors and with `generate()`; rejected requests have nothing to compare."""
-    differences = (
-        first_token_difference(
-            request.request_id, result.tokens[request.request_id], generate_alone(runner.model, request)
-        )
-        for request in requests
-        if request.request_id not in result.rejected
-    )
-    return CheckResult(
-        logits=replay_on_plain_tensors(runner, result.forwards, page_tokens=page_tokens),
-        tokens=tuple(difference for difference in differences if difference is not None),
-    )
-
-
 def replay_on_plain_tensors(
     runner: ModelRunner, forwards: Sequence[RanForward], *, page_tokens: int
 ) -> LogitDifference | None:
@@ -104,7 +87,7 @@ def replay_on_plain_tensors(
 
     `page_tokens` is the page size of the run, on which the columns of page attention depend.
     """
-    store = PlainStore(runner.layers, page_tokens)
+    store = PlainStore(page_tokens)
     last_forward = {
         request_id: index for index, ran in enumerate(forwards) for request_id in ran.batch.request_ids
     }

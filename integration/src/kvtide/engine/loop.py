@@ -207,7 +207,11 @@ class _Loop:
         step = self._storage.prepare_step(batch.rows, batch.counts)
         assert not isinstance(step, Refusal), f"an admitted request was refused its step: {step}"
         ids = self._storage.launch_forward(step)
-        logits = self._runner.run(batch, self._store.forward(ids))
+        try:
+            logits = self._runner.run(batch, self._store.forward(ids))
+        except BaseException:
+            self._storage.abandon(step)
+            raise
         self._storage.record_forward(step)
         self._storage.forward_processed(step)
         self._storage.advance(batch.rows, batch.counts)

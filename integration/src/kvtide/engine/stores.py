@@ -17,7 +17,7 @@ that is the sink (page 0) and zeroing on hand-out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Protocol
 
 import attrs
@@ -25,7 +25,6 @@ import torch
 
 from kvtide.arena import LayerView, RoutedKVCache, gather_tokens, token_slots, write_tokens
 from kvtide.engine.batch import ForwardBatch
-from kvtide.plan import KVLayerDecl, StateGeometry
 from kvtide.storage import ForwardIds
 
 Planes = Mapping[str, torch.Tensor]
@@ -146,15 +145,9 @@ class _ArenaForward:
 class PlainStore:
     """Every request's tokens and states as tensors of their own, all of them kept until released: the oracle."""
 
-    def __init__(self, layers: Iterable[KVLayerDecl], page_tokens: int) -> None:
-        """Hold what `layers` declare; `page_tokens` is only the length of the runs that `read_pages` returns."""
+    def __init__(self, page_tokens: int) -> None:
+        """Hold nothing yet. `page_tokens` is only the length of the runs that `read_pages` returns."""
         self._page_tokens = page_tokens
-        self._state_names = {
-            decl.layer: tuple(tensor.name for tensor in part.geometry.tensors())
-            for decl in layers
-            for part in decl.parts
-            if isinstance(part.geometry, StateGeometry)
-        }
         self._requests: dict[str, _PlainRequest] = {}
 
     def forward(self, batch: ForwardBatch) -> ForwardStore:
@@ -163,7 +156,7 @@ class PlainStore:
             if before == 0:
                 self._requests[request_id] = _PlainRequest()
         requests = [self._requests[request_id] for request_id in batch.request_ids]
-        return _PlainForward(self._page_tokens, self._state_names, requests)
+        return _PlainForward(self._page_tokens, requests)
 
     def release(self, request_id: str) -> None:
         """Forget a request."""
@@ -182,7 +175,6 @@ class _PlainRequest:
 @attrs.frozen(eq=False)
 class _PlainForward:
     page_tokens: int
-    state_names: Mapping[int, tuple[str, ...]]
     requests: list[_PlainRequest]
 
     def write_tokens(self, layer: int, values: Planes) -> None:
@@ -192,15 +184,10 @@ class _PlainForward:
                 request.tokens[layer, name] = torch.cat([written, new])
 
     def read_tokens(self, layer: int, positions: torch.Tensor) -> dict[str, torch.Tensor]:
-        names = [name for of_layer, name in self.requests[0].tokens if of_layer == layer]
+        rows = list(zip(self.requests, positions, strict=True))
         return {
-            name: torch.stack(
-                [
-                    _tokens_at(request.tokens[layer, name], row)
-                    for request, row in zip(self.requests, positions, strict=True)
-                ]
-            )
-            for name in names
+            name: torch.stack([_tokens_at(request.tokens[layer, name], row) for request, row in rows])
+            for name in _planes_of(layer, self.requests[0].tokens)
         }
 
     def read_pages(self, layer: int, first_pages: torch.Tensor, page_count: int) -> dict[str, torch.Tensor]:
@@ -210,13 +197,17 @@ class _PlainForward:
     def load_state(self, layer: int) -> dict[str, torch.Tensor]:
         return {
             name: torch.stack([request.states[layer, name] for request in self.requests])
-            for name in self.state_names[layer]
+            for name in _planes_of(layer, self.requests[0].states)
         }
 
     def store_state(self, layer: int, values: Planes) -> None:
         for name, value in values.items():
             for request, state in zip(self.requests, value, strict=True):
                 request.states[layer, name] = state.clone()
+
+
+def _planes_of(layer: int, tensors: Mapping[tuple[int, str], torch.Tensor]) -> list[str]:
+    return [name for of_layer, name in tensors if of_layer == layer]
 
 
 def _tokens_at(written: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
