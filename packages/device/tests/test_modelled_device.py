@@ -157,6 +157,25 @@ def test_a_stream_that_waits_runs_nothing_before_the_event() -> None:
 
 
 @pytest.mark.requirement("V2")
+def test_streams_that_wait_for_one_another_lose_no_work() -> None:
+    """Waits of two streams that lead back and forth: passing one may pass the other, and must pass neither twice."""
+    device = device_of()
+    first, second = device.schedule_stream, device.forward_stream
+    ran: list[str] = []
+    device.submit(first, "one", run=lambda _: ran.append("one"))
+    device.wait_event(second, device.record_event(first))
+    device.wait_event(first, device.record_event(second))
+    device.submit(first, "two", run=lambda _: ran.append("two"))
+    end = device.record_event(first)
+    device.wait_event(second, end)
+    device.submit(second, "three", run=lambda _: ran.append("three"))
+    device.run_next(first)
+    assert not device.query_event(end)
+    device.run_all()
+    assert ran == ["one", "two", "three"]
+
+
+@pytest.mark.requirement("V2")
 def test_a_host_wait_runs_what_the_event_needs_and_nothing_else() -> None:
     """Work is as late as it may be, which is when a missing wait shows."""
     device = device_of()
