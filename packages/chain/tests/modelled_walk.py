@@ -50,14 +50,15 @@ class ModelledWalk:
     A forward checks that each unit it reads holds what its last writer left there, and writes a value of its own.
     """
 
-    def __init__(self, layout: ArenaLayout, seed: int) -> None:
+    def __init__(self, layout: ArenaLayout, seed: int, *, device_seed: int | None = None) -> None:
+        """Calls are drawn from `seed`, timing from `device_seed` if it is another."""
         self.layout = layout
         self.random = random.Random(seed)
         self.grids = {band.name: UnitGrid(band.origin_bytes, band.unit_bytes) for band in layout.bands}
         names = {grid: name for name, grid in self.grids.items()}
         self.device = WaitDroppingDevice(
             layout.arena_bytes,
-            seed=seed,
+            seed=seed if device_seed is None else device_seed,
             random_queries=True,
             name_units=lambda grid, first, end: f"band {names[grid]!r} pages [{first}, {end})",
         )

@@ -95,6 +95,19 @@ def test_reports_of_plain_bytes_mirrors_and_staging_say_what_they_are() -> None:
 
 
 @pytest.mark.requirement("V2")
+def test_one_race_is_one_report_however_the_bytes_were_cut_before() -> None:
+    """Other accesses cut the bytes into segments; a report says what the two sides share, once."""
+    device = device_of(raise_races=False)
+    device.submit(device.forward_stream, "forward 1", reads=[device.arena_buffer.span(16, 48)])
+    device.submit(device.forward_stream, "forward 2", reads=[device.arena_buffer.span(0, 64)])
+    device.submit(device.schedule_stream, "move", writes=[device.arena_buffer.span(0, 80)])
+    assert sorted((race.first.actor, race.start_byte, race.end_byte) for race in device.races) == [
+        ("forward 1", 16, 48),
+        ("forward 2", 0, 64),
+    ]
+
+
+@pytest.mark.requirement("V2")
 def test_a_race_is_raised_by_the_call_that_makes_it_and_the_work_is_queued_all_the_same() -> None:
     """The traceback shows the line that lacks a wait; a test that catches it can go on."""
     device = device_of()
@@ -392,6 +405,12 @@ def test_one_named_stream_may_be_waited_for() -> None:
             device.wait_on_host(device.record_event(device.forward_stream))
         with pytest.raises(HostMayNotWaitError), device.no_host_waits("flush"):
             device.wait_on_host(device.start_transfer("send 2"))
+    with (
+        device.no_host_waits("take"),
+        device.no_host_waits("relief", except_on="network"),
+        pytest.raises(HostMayNotWaitError, match="take may not"),
+    ):
+        device.wait_on_host(device.start_transfer("send 3"))
     with pytest.raises(ZeroDivisionError), device.no_host_waits("take"):
         raise ZeroDivisionError
     device.synchronize()
@@ -435,26 +454,25 @@ def test_a_thousand_operations_take_well_under_a_second(arena_bytes: int) -> Non
     assert time.perf_counter() - started < 1.5
 
 
-def remembered(device: ModelledDevice) -> int:
-    """Accesses that the watch still holds."""
-    held = {
-        access
-        for watched in device._watch._watched.values()
-        for segment in watched.history._segments
-        for accesses in segment.values()
-        for access in accesses
-    }
-    return len(held)
+def remembered(device: ModelledDevice) -> tuple[int, int]:
+    """How many accesses the watch still holds, in how many histories."""
+    segments = [
+        segment for watched in device._watch._watched.values() for segment in watched.history._segments
+    ]
+    accesses = {access for segment in segments for held in segment.values() for access in held}
+    return len(accesses), len({id(segment) for segment in segments})
 
 
 @pytest.mark.requirement("V2")
 def test_a_long_run_holds_no_more_than_a_short_one() -> None:
     """What the host has seen the end of is forgotten, so that a simulation of hours holds what is in flight."""
-    held = []
+    held: list[tuple[int, int]] = []
     for iterations in (60, 240):
         device = ModelledDevice(2**14, seed=1)
         busy_loop(device, iterations)
         assert len(device._timelines._ticks) == 4  # The host, two streams, one transfer at a time.
         assert len(device._watch._watched) <= 5  # Arena, mirrors, staging; no peer's buffer that is gone.
         held.append(remembered(device))
-    assert held[1] < 1.5 * held[0]
+    (short_accesses, short_histories), (long_accesses, long_histories) = held
+    assert long_accesses < 1.5 * short_accesses
+    assert long_histories < 1.5 * short_histories

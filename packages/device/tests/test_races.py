@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from .happens_before import STEPS, Program, Step
@@ -11,9 +11,20 @@ from .happens_before import STEPS, Program, Step
 SEEDS = st.none() | st.integers(0, 10_000)
 
 
+HALF_SEEN = [
+    Step(kind="work", writes=((0, 4),)),
+    Step(kind="record"),
+    Step(kind="work", writes=((0, 4),)),
+    Step(kind="host_wait"),
+    Step(kind="work", stream=1, reads=((0, 4),)),
+]
+"""The host has seen the first of two writes; the second must not be forgotten with it."""
+
+
 @pytest.mark.requirement("V2")
 @settings(max_examples=400, deadline=None)
 @given(steps=STEPS, seed=SEEDS, random_queries=st.booleans())
+@example(steps=HALF_SEEN, seed=None, random_queries=False)
 def test_exactly_the_unordered_accesses_are_reported(
     steps: list[Step], seed: int | None, random_queries: bool
 ) -> None:
