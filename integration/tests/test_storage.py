@@ -25,7 +25,14 @@ from kvtide.plan import (
     plan_kv_storage,
 )
 from kvtide.sizing import SizingError
-from kvtide.storage import AdmissionRefusal, KVStorage, PreparedStep, StorageError, build_kv_storage
+from kvtide.storage import (
+    AdmissionRefusal,
+    KVStorage,
+    PreparedStep,
+    StepState,
+    StorageError,
+    build_kv_storage,
+)
 
 CHUNK_TOKENS = 8
 
@@ -76,7 +83,7 @@ class ToyModel:
 
     def forward(self, step: PreparedStep) -> None:
         storage = self.storage
-        ids = storage.launch_forward(step)
+        ids = storage.launch_forward(step).resolve()
         tokens = [
             (int(row), int(start) + n)
             for row, start, count in zip(step.rows, step.starts, step.counts, strict=True)
@@ -167,7 +174,7 @@ def test_rows_read_what_they_wrote_and_an_admitted_request_is_never_refused(data
         poison_free_bytes(storage)
         toy.forward(step)
         storage.forward_processed(step)
-        storage.advance(chosen, counts)
+        storage.advance(step)
         for row, count in zip(chosen, counts, strict=True):
             part = 0 if left[row][0] else 1
             left[row][part] -= count
@@ -262,7 +269,7 @@ def test_a_row_cannot_outgrow_what_it_was_admitted_for() -> None:
         with pytest.raises(StorageError, match="neither advanced over nor abandoned"):
             storage.prepare_step([row], [1])
         storage.forward_processed(step)
-        storage.advance([row], [count])
+        storage.advance(step)
     with pytest.raises(StorageError, match="several tokens at once past the prompt"):
         storage.prepare_step([row], [2])
     for _ in range(3):
@@ -271,35 +278,119 @@ def test_a_row_cannot_outgrow_what_it_was_admitted_for() -> None:
         storage.launch_forward(step)
         storage.record_forward(step)
         storage.forward_processed(step)
-        storage.advance([row], [1])
+        storage.advance(step)
     with pytest.raises(StorageError, match=r"more tokens than they were admitted for \(\[15\]\)"):
         storage.prepare_step([row], [1])
 
 
-@pytest.mark.requirement("K1", "L1")
-def test_verbs_out_of_order_are_named() -> None:
-    """Each hook is a promise to the allocator; one that is skipped must not pass silently."""
-    storage, row = ready()
-    with pytest.raises(StorageError, match="past the tokens that steps prepared"):
-        storage.advance([row], [1])
-    step = storage.prepare_step([row], [4])
+def prepared(storage: KVStorage, row: int, count: int) -> PreparedStep:
+    step = storage.prepare_step([row], [count])
     assert isinstance(step, PreparedStep)
-    with pytest.raises(StorageError, match="call launch_forward first"):
-        storage.record_forward(step)
-    storage.launch_forward(step)
-    with pytest.raises(StorageError, match="launched already, as forward 0"):
-        storage.launch_forward(step)
-    with pytest.raises(InvariantError, match=r"forward\.record_before_pages"):
-        storage.release([row])
-    with pytest.raises(InvariantError, match=r"forward\.processed_in_launch_order"):
-        storage.forward_processed(step)
-    storage.record_forward(step)
-    storage.forward_processed(step)
+    return step
+
+
+VERBS = ("launch_forward", "record_forward", "forward_processed", "advance")
+
+
+@pytest.mark.requirement("K1")
+@pytest.mark.parametrize("done", range(len(VERBS) + 1))
+@pytest.mark.parametrize("verb", [*VERBS, "abandon"])
+def test_a_step_takes_its_verbs_in_order_and_each_once(done: int, verb: str) -> None:
+    """Each verb is a promise to the allocator; one that is skipped or repeated must not pass silently."""
+    storage, row = ready()
+    step = prepared(storage, row, 4)
+    for earlier in VERBS[:done]:
+        getattr(storage, earlier)(step)
+    state = step.state
+    is_next = verb == "abandon" if done < 2 and verb == "abandon" else verb == (*VERBS, "")[done]
+    if is_next:
+        getattr(storage, verb)(step)
+        assert step.state is not state
+        return
+    with pytest.raises(StorageError, match=f"a step of rows .*: it is {state.value}, and must be"):
+        getattr(storage, verb)(step)
+    assert step.state is state
+
+
+@pytest.mark.requirement("K1", "L1")
+def test_nothing_changes_hands_while_a_launch_is_open() -> None:
+    """A verb that may free or take pages refuses then, whether or not this call would have touched one."""
+    storage, row = ready()
+    other = int(storage.admit([12], [4])[0])  # type: ignore[index]  # the arena holds both
+    first = prepared(storage, row, 8)
+    for verb in VERBS[:3]:
+        getattr(storage, verb)(first)
+    second = prepared(storage, other, 8)
+    storage.launch_forward(second)
+    for attempt in (
+        lambda: storage.advance(first),
+        lambda: storage.release([row]),
+        lambda: storage.prepare_step([row], [1]),
+    ):
+        with pytest.raises(InvariantError, match=r"forward\.record_before_pages"):
+            attempt()
+    storage.record_forward(second)
+    storage.advance(first)
+    assert storage.requests.lengths[row] == 8
     storage.release([row])
-    with pytest.raises(StorageError, match="not in use"):
-        storage.release([row])
-    with pytest.raises(StorageError, match="cannot admit a request: output_tokens must be a positive"):
-        storage.admit([4], [0])
+    storage.verify_idle()
+
+
+@pytest.mark.requirement("K1", "K2")
+def test_a_step_does_not_touch_the_next_request_of_its_row() -> None:
+    """A client aborts between two verbs, and the row is another's before the step is done with."""
+    storage, row = ready()
+    stale = prepared(storage, row, 8)
+    storage.release([row])
+    assert storage.admit([12], [4]).tolist() == [row]  # type: ignore[union-attr]  # the arena is empty
+    with pytest.raises(StorageError, match=r"rows \[0\] were released since it was prepared"):
+        storage.launch_forward(stale)
+    fresh = prepared(storage, row, 4)
+    storage.abandon(stale)
+    assert storage.requests.prepared[row] == 4
+    for verb in VERBS[:3]:
+        getattr(storage, verb)(fresh)
+    storage.release([row])
+    assert storage.admit([12], [4]).tolist() == [row]  # type: ignore[union-attr]  # as above
+    storage.advance(fresh)
+    assert storage.requests.lengths[row] == 0
+    storage.verify_idle()
+
+
+@pytest.mark.requirement("L1")
+def test_a_forward_is_processed_only_after_it_completed() -> None:
+    """Whoever looks at a result before its event is looking at garbage, and frees pages under a running forward."""
+    storage, row = ready()
+    step = prepared(storage, row, 4)
+    storage.launch_forward(step)
+    storage.record_forward(step)
+    storage.device.query_event = lambda event: False  # type: ignore[method-assign]  # a device that is still at it
+    with pytest.raises(InvariantError, match=r"forward\.processed_after_completion"):
+        storage.forward_processed(step)
+    assert step.state is StepState.RECORDED
+
+
+@pytest.mark.requirement("K1")
+@pytest.mark.parametrize(
+    ("prompts", "outputs", "text"),
+    [
+        ([3.7], [2], "prompt_tokens must be a list or array of whole numbers"),
+        ([True], [2], "prompt_tokens must be a list or array of whole numbers"),
+        (["5"], [2], "prompt_tokens must be a list or array of whole numbers"),
+        ([[3]], [2], "prompt_tokens must be a list or array of whole numbers"),
+        ([3], [2, 2], "cannot admit 1 prompts with 2 outputs"),
+        ([4], [0], "cannot admit a request: output_tokens must be a positive integer"),
+        ([-4], [1], "cannot admit a request: prompt_tokens must be a positive integer"),
+        ([2**64], [1], "prompt_tokens must be a list or array of whole numbers"),
+        ([2**63], [1], "prompt_tokens must fit in 64 bits"),
+    ],
+)
+def test_lengths_that_are_no_lengths_are_refused(prompts: list[int], outputs: list[int], text: str) -> None:
+    """Rounding a length would admit another request than the one that was asked about."""
+    storage, _ = ready()
+    with pytest.raises(StorageError) as caught:
+        storage.admit(prompts, outputs)
+    assert text in str(caught.value)
     storage.verify_idle()
 
 
@@ -312,6 +403,7 @@ def test_an_abandoned_step_costs_nothing_and_its_pages_serve_the_next() -> None:
         assert isinstance(step, PreparedStep)
         storage.launch_forward(step)
         storage.abandon(step)
+        assert storage.requests.prepared[row] == 0
     held = storage.chain.statistics()
     step = storage.prepare_step([row], [3])
     assert isinstance(step, PreparedStep)
@@ -358,10 +450,20 @@ def test_a_budget_below_the_floor_is_refused_before_anything_is_allocated() -> N
 
 
 @pytest.mark.requirement("K11")
+def test_a_promise_that_outlives_its_row_is_found_at_idle() -> None:
+    """It would refuse requests for ever, with the arena empty."""
+    storage, row = ready()
+    storage.verify_idle()
+    storage._admission.release = lambda rows: None  # type: ignore[method-assign]  # the fault
+    storage.release([row])
+    with pytest.raises(InvariantError, match=r"storage\.promise_leak"):
+        storage.verify_idle()
+
+
+@pytest.mark.requirement("K11")
 def test_a_leak_is_found_at_idle() -> None:
     """A page that nobody holds is a slow death; it must be loud."""
-    storage, row = ready()
+    storage, _ = ready()
     storage.chain.take(pages=1)
-    storage.release([row])
     with pytest.raises(InvariantError, match=r"storage\.leak"):
         storage.verify_idle()

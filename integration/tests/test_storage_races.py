@@ -25,8 +25,7 @@ from kvtide.plan import (
     WindowLifetime,
     plan_kv_storage,
 )
-from kvtide.storage import KVStorage, PreparedStep, build_kv_storage
-from kvtide.storage.forward_ids import ForwardIds, IdTranslator
+from kvtide.storage import ForwardIds, KVStorage, PreparedStep, UnresolvedIds, build_kv_storage
 
 PAGE_TOKENS = 2
 
@@ -67,30 +66,6 @@ class StorageDevice(ModelledDevice):
             super().wait_event(stream, event)
 
 
-class QueuedTranslator:
-    """Translates where a forward's metadata phase runs: on the forward stream, when its turn comes."""
-
-    def __init__(self, device: StorageDevice, real: IdTranslator, pages_per_row: int) -> None:
-        self.device = device
-        self.real = real
-        self.pages_per_row = pages_per_row
-
-    def translate(self, rows: torch.Tensor, *args: torch.Tensor) -> list[ForwardIds]:
-        """The ids, in a list that is empty until the metadata phase has run."""
-        found: list[ForwardIds] = []
-        first = [row * self.pages_per_row for row in rows.tolist()]
-        self.device.submit(
-            self.device.forward_stream,
-            "metadata",
-            reads=[
-                *(self.device.mirror_span("rows", entry, entry + self.pages_per_row) for entry in first),
-                *(self.device.mirror_span(f"ids:{name}") for name in self.real._page_tokens),
-            ],
-            run=lambda _: found.append(self.real.translate(rows, *args)),
-        )
-        return found
-
-
 class Scheduler:
     """Two groups of requests whose forwards overlap; every page of a request holds the request's number."""
 
@@ -107,8 +82,6 @@ class Scheduler:
             make_device=cast(Any, lambda arena: StorageDevice(arena, seed)),
         )
         self.device = cast(StorageDevice, self.storage.device)
-        translator = QueuedTranslator(self.device, self.storage._translator, self.storage.sized.pages_per_row)
-        self.storage._translator = cast(Any, translator)
         layout = self.storage.layout
         self.grids = {band.name: UnitGrid(band.origin_bytes, band.unit_bytes) for band in layout.bands}
         for band in layout.bands:
@@ -160,7 +133,7 @@ class Scheduler:
         elif self.dropped == "upload":
             device.dropped_stream = device.forward_stream
         with device.no_host_waits("launch_forward"):
-            ids = cast(list[ForwardIds], self.storage.launch_forward(step))
+            ids = self._resolve_later(self.storage.launch_forward(step))
         numbers = [self.numbers[row] for row in group]
         name = f"forward {step.launch.forward}" if step.launch else ""
         device.submit(
@@ -171,6 +144,22 @@ class Scheduler:
         )
         self.storage.record_forward(step)
         self.flying.append((step, device.record_event(device.forward_stream)))
+
+    def _resolve_later(self, unresolved: UnresolvedIds) -> list[ForwardIds]:
+        """The forward's metadata phase, queued: the ids come in a list that is empty until it has run."""
+        found: list[ForwardIds] = []
+        pages_per_row = self.storage.sized.pages_per_row
+        first = [row * pages_per_row for row in unresolved.rows.tolist()]
+        self.device.submit(
+            self.device.forward_stream,
+            "metadata",
+            reads=[
+                *(self.device.mirror_span("rows", entry, entry + pages_per_row) for entry in first),
+                *(self.device.mirror_span(f"ids:{band.name}") for band in self.storage.layout.bands),
+            ],
+            run=lambda _: found.append(unresolved.resolve()),
+        )
+        return found
 
     def _body(
         self, work: RunningWork, name: str, ids: ForwardIds, numbers: list[int], step: PreparedStep
@@ -201,7 +190,7 @@ class Scheduler:
         self.device.wait_on_host(end)
         with self.device.no_host_waits("forward_processed"):
             self.storage.forward_processed(step)
-            self.storage.advance(step.rows, step.counts)
+            self.storage.advance(step)
             requests = self.storage.requests
             over = step.rows[requests.lengths[step.rows] >= requests.limits[step.rows]]
             if len(over):

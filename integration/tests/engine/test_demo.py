@@ -17,7 +17,7 @@ from kvtide.engine.picture import capture, draw
 from kvtide.engine.runner import ModelRunner
 from kvtide.engine.static_split import arena_fits, average_split, peaks, requests_held
 from kvtide.engine.workload import CHUNK_TOKENS, RUNNING_REQUESTS, random_requests
-from kvtide.storage import ForwardIds, KVStorage, PreparedStep
+from kvtide.storage import ForwardIds, PreparedStep, UnresolvedIds
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -59,18 +59,18 @@ def test_one_wrong_page_table_turns_the_exit_status_to_1(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A check that cannot fail would be worth nothing."""
-    launch = KVStorage.launch_forward
+    resolve = UnresolvedIds.resolve
     forwards = 0
 
-    def tampered(self: KVStorage, step: PreparedStep) -> ForwardIds:
+    def tampered(self: UnresolvedIds) -> ForwardIds:
         nonlocal forwards
-        ids = launch(self, step)
+        ids = resolve(self)
         forwards += 1
         if forwards == 40:
             ids.page_tables["full"].zero_()
         return ids
 
-    monkeypatch.setattr(KVStorage, "launch_forward", tampered)
+    monkeypatch.setattr(UnresolvedIds, "resolve", tampered)
     result = demo(tmp_path)
     assert result.exit_code == 1
     assert "DIFFERS" in result.stdout

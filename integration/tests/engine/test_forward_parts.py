@@ -203,10 +203,10 @@ def both_stores(
     for batch in batches:
         step = storage.prepare_step(batch.rows, batch.counts)
         assert isinstance(step, PreparedStep)
-        yield batch, step, arena.forward(storage.launch_forward(step)), plain.forward(batch)
+        yield batch, step, arena.forward(storage.launch_forward(step).resolve()), plain.forward(batch)
         storage.record_forward(step)
         storage.forward_processed(step)
-        storage.advance(batch.rows, batch.counts)
+        storage.advance(step)
 
 
 @pytest.mark.requirement("X5")
@@ -296,10 +296,10 @@ def test_no_tensor_outlives_a_step_outside_the_arena(runner_of: RunnerOf, name: 
     def run(batch: ForwardBatch) -> torch.Tensor:
         step = storage.prepare_step(batch.rows, batch.counts)
         assert isinstance(step, PreparedStep)
-        logits = runner.run(batch, store.forward(storage.launch_forward(step)))
+        logits = runner.run(batch, store.forward(storage.launch_forward(step).resolve()))
         storage.record_forward(step)
         storage.forward_processed(step)
-        storage.advance(batch.rows, batch.counts)
+        storage.advance(step)
         return logits
 
     run(chunk(0, 20))

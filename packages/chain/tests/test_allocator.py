@@ -117,6 +117,19 @@ def test_pending_pages_are_settled_before_the_band_grows() -> None:
     walk.check()
 
 
+@pytest.mark.requirement("C2", "L3")
+def test_nothing_is_settled_while_holes_suffice() -> None:
+    """A settle makes the schedule stream wait a running forward; it is for takes that need it."""
+    walk = Walk(layout_of({"state": 112, "full": 48}, 1500))
+    slots = taken(walk, slots=4).state_slots
+    walk.free("state", slots[:1].tolist())
+    walk.launch()
+    walk.free("state", slots[1:2].tolist())
+    taken(walk, slots=1)
+    assert walk.device.cleared == -1
+    assert walk.chain.statistics().bands[0].pending_units == 1
+
+
 @pytest.mark.requirement("L2")
 def test_processing_returns_pages_without_a_wait() -> None:
     """The usual way back: the forward is over before anyone needs the page."""
@@ -234,8 +247,13 @@ def test_wrong_slots_and_counts_are_refused() -> None:
     walk = Walk(layout_of(THREE_BANDS, 2000))
     with pytest.raises(ChainError, match=r"state slots \[0\] of band 'state': not bound"):
         walk.chain.free_state_slots(ids(0))
-    with pytest.raises(ChainError, match="counts must be 0 or more"):
-        walk.chain.take(pages=-1)
+    for wrong in (-1, 1.5, True, "1"):
+        with pytest.raises(ChainError, match="counts must be integers of 0 or more"):
+            walk.chain.take(pages=wrong)  # type: ignore[arg-type]  # the mistake
+    for array in (np.array([[1, 2]]), np.array([1.0]), np.array([1], np.int32)):
+        with pytest.raises(ChainError, match="ids must be a one-dimensional int64 array"):
+            walk.chain.free_pages("window-4", array)
+    taken(walk, pages=1, slots=1)
     attention_only = Walk(layout_of({"full": 48}, 1000))
     with pytest.raises(ChainError, match="the chain has bands"):
         attention_only.chain.take(state_slots=1)

@@ -208,13 +208,13 @@ class _Loop:
         assert not isinstance(step, Refusal), f"an admitted request was refused its step: {step}"
         ids = self._storage.launch_forward(step)
         try:
-            logits = self._runner.run(batch, self._store.forward(ids))
+            logits = self._runner.run(batch, self._store.forward(ids.resolve()))
         except BaseException:
             self._storage.abandon(step)
             raise
         self._storage.record_forward(step)
         self._storage.forward_processed(step)
-        self._storage.advance(batch.rows, batch.counts)
+        self._storage.advance(step)
         self._forwards.append(RanForward(batch, logits))
         for one, count, token in zip(running, batch.counts, logits.argmax(dim=-1).tolist(), strict=True):
             one.written_tokens += count

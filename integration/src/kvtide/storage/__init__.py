@@ -1,6 +1,6 @@
 """What a scheduler uses: `build_kv_storage`, and the verbs of `KVStorage` over request rows.
 
-The life of a request: `admit` → (`prepare_step` → `launch_forward` → the model runs with the ids over
+The life of a request: `admit` → (`prepare_step` → `launch_forward` → the model resolves the ids and runs over
 `storage.routed_cache` → `record_forward` → `forward_processed` → `advance`) as often as it takes → `release`.
 """
 
@@ -8,9 +8,10 @@ from kvtide.chain import Refusal, TakeRefusal
 from kvtide.storage.admission import AdmissionRefusal
 from kvtide.storage.build import build_kv_storage
 from kvtide.storage.errors import StorageError
-from kvtide.storage.forward_ids import ForwardIds
+from kvtide.storage.forward_ids import ForwardIds, UnresolvedIds
 from kvtide.storage.requests import RequestTable
-from kvtide.storage.storage import KVStorage, PreparedStep
+from kvtide.storage.steps import PreparedStep, StepState
+from kvtide.storage.storage import KVStorage
 
 __all__ = [
     "AdmissionRefusal",
@@ -19,7 +20,9 @@ __all__ = [
     "PreparedStep",
     "Refusal",
     "RequestTable",
+    "StepState",
     "StorageError",
     "TakeRefusal",
+    "UnresolvedIds",
     "build_kv_storage",
 ]

@@ -14,6 +14,7 @@ import numpy as np
 
 from kvtide.chain import Refusal
 from kvtide.device import IntArray
+from kvtide.ledger import InvariantError
 from kvtide.plan import pack
 from kvtide.sizing import KVDemand, SizedPlan, SizingError, request_demand
 from kvtide.storage.errors import StorageError
@@ -81,6 +82,16 @@ class Admission:
         """Return the peaks of rows."""
         self._total -= self._promised[rows].sum(axis=0)
         self._promised[rows] = 0
+
+    def verify(self, rows: IntArray) -> None:
+        """Raise `InvariantError` unless the total promised is what `rows`, those in use, were promised."""
+        of_rows = self._promised[rows].sum(axis=0)
+        if (of_rows != self._total).any():
+            raise InvariantError(
+                "storage.promise_leak",
+                f"{self._total.tolist()} units are promised, the rows in use hold promises of {of_rows.tolist()}",
+                "a row was closed without its promise",
+            )
 
     def _sum(self, demands: Sequence[KVDemand]) -> IntArray:
         units: IntArray = np.zeros(len(self._total), np.int64)

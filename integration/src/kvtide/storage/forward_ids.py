@@ -12,7 +12,7 @@ import attrs
 import torch
 
 from kvtide.arena import token_slots, translate_ids
-from kvtide.chain import SINK
+from kvtide.device import IntArray
 
 
 @attrs.frozen(eq=False)
@@ -29,8 +29,37 @@ class ForwardIds:
     """State slots, `[row_count]` int64; `None` without a state band."""
 
 
+@attrs.frozen(eq=False, kw_only=True)
+class UnresolvedIds:
+    """The ids of a launched forward, before its metadata phase has read the mirrors."""
+
+    rows: IntArray
+    """Rows of the forward."""
+
+    page_columns: int
+    """Pages of the row that has most."""
+
+    write_rows: IntArray
+    """Row of each token written."""
+
+    write_positions: IntArray
+    """Position in its row of each token written."""
+
+    state_slots: IntArray
+    """Virtual state slot of each row."""
+
+    translator: IdTranslator
+    """Of the storage that launched it."""
+
+    def resolve(self) -> ForwardIds:
+        """Translate. Call it on the forward's stream, before its kernels: the upload is ordered before that stream, and the
+        next upload waits for the forward.
+        """
+        return self.translator.translate(self)
+
+
 class IdTranslator:
-    """Reads the mirrors of one device."""
+    """Reads the mirrors of one device, once for what a forward writes and once for what it reads."""
 
     def __init__(
         self, tables: Mapping[str, torch.Tensor], page_tokens: Mapping[str, int | None], pages_per_row: int
@@ -40,30 +69,22 @@ class IdTranslator:
         self._rows = tables["rows"].view(-1, pages_per_row)
         self._page_tokens = page_tokens
 
-    def translate(
-        self,
-        rows: torch.Tensor,
-        page_counts: torch.Tensor,
-        write_rows: torch.Tensor,
-        write_positions: torch.Tensor,
-        virtual_slots: torch.Tensor,
-    ) -> ForwardIds:
-        """Ids of a forward over `rows [row_count]` that writes token `write_positions[i]` of row `write_rows[i]`.
-
-        `page_counts [row_count]` are the pages that each row holds, `virtual_slots [row_count]` the rows' state slots.
-        """
-        columns = torch.arange(int(page_counts.max()))
-        is_held = columns < page_counts[:, None]
-        virtual_tables = torch.where(is_held, self._rows[rows[:, None], columns], SINK)
+    def translate(self, ids: UnresolvedIds) -> ForwardIds:
+        """See `UnresolvedIds.resolve`; every tensor lies where the tables do."""
+        rows, write_rows, write_positions, virtual_slots = (
+            torch.from_numpy(array).to(self._rows.device)
+            for array in (ids.rows, ids.write_rows, ids.write_positions, ids.state_slots)
+        )
+        virtual_tables = self._rows[rows, : ids.page_columns]
         write_slots: dict[str, torch.Tensor] = {}
         page_tables: dict[str, torch.Tensor] = {}
         state_slots = None
-        for name, ids in self._ids.items():
+        for name, table in self._ids.items():
             tokens = self._page_tokens[name]
             if tokens is None:
-                state_slots = translate_ids(ids, virtual_slots)
+                state_slots = translate_ids(table, virtual_slots)
                 continue
-            page_tables[name] = translate_ids(ids, virtual_tables)
-            pages = translate_ids(ids, self._rows[write_rows, write_positions // tokens])
+            page_tables[name] = translate_ids(table, virtual_tables)
+            pages = translate_ids(table, self._rows[write_rows, write_positions // tokens])
             write_slots[name] = token_slots(pages, write_positions % tokens, tokens)
         return ForwardIds(write_slots, page_tables, state_slots)

@@ -34,6 +34,8 @@ class RequestTable:
         """Tokens the request was admitted for."""
         self.state_slots: IntArray = np.full(row_count, -1, np.int64)
         """Virtual state slot; −1 without a state band."""
+        self.generations: IntArray = np.zeros(row_count, np.int64)
+        """Requests the row has served; tells a step's request from a later one."""
         self._live: npt.NDArray[np.bool_] = np.zeros(row_count, np.bool_)
         self._free = IdSpace(0, row_count)
         self._mirror = mirror
@@ -53,9 +55,9 @@ class RequestTable:
         return rows
 
     def close(self, rows: IntArray) -> None:
-        """Return rows; the caller has released what they hold."""
+        """Return rows; the caller has released what they hold, so their pages read as the sink."""
         self._live[rows] = False
-        self.pages[rows] = 0
+        self.generations[rows] += 1
         for column in (self.page_counts, self.lengths, self.prepared, self.prompts, self.limits):
             column[rows] = 0
         self.state_slots[rows] = -1
@@ -83,6 +85,10 @@ class RequestTable:
         of_row, columns = np.repeat(rows, counts), np.repeat(first, counts) + ranges(counts)
         self.pages[of_row, columns] = SINK
         self._mirror.stage(of_row * self.pages_per_row + columns, np.full(len(columns), SINK))
+
+    def is_same_request(self, rows: IntArray, generations: IntArray) -> npt.NDArray[np.bool_]:
+        """Which rows still serve the request that they served at `generations`."""
+        return np.equal(self.generations[rows], generations)
 
     def check_live(self, rows: IntArray, action: str) -> None:
         """Raise `StorageError` for a row out of range, not in use, or named twice."""

@@ -3,25 +3,22 @@
 | verb | when | refuses | waits for |
 | - | - | - | - |
 | `admit` | requests arrive | peaks that do not pack beside what is promised | nothing |
-| `prepare_step` | before a forward | a take that no layout holds (never after an admission) | nothing on the host |
-| `launch_forward` | the forward is about to be queued | – | the schedule stream waits the forward before |
+| `prepare_step` | before a forward | a take that no layout holds (never after an admission) | the schedule stream, for pages it settles |
+| `launch_forward` | the forward is about to be queued | – | the schedule stream, for the forward before |
 | `record_forward` | it has been queued | – | nothing |
-| `abandon` | it will not be queued after all | – | nothing |
+| `abandon` | it will not run after all | – | the schedule stream, for what was queued of it |
 | `forward_processed` | its result has been looked at | – | nothing |
 | `advance` | its tokens count as written | – | nothing |
 | `release` | a request is over | – | nothing |
 
-Rows are int64 arrays; every verb acts on all of them at once, or raises before it changes anything.
+No verb makes the host wait. Rows and counts are int64 arrays, or what NumPy makes of them without rounding; a verb acts on all
+of them at once, or raises `StorageError` (or `InvariantError`, for a hook that was skipped) before it changes anything.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import attrs
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from kvtide.arena import RoutedKVCache, TensorDevice
 from kvtide.chain import ChainAllocator, TakeRefusal
@@ -31,25 +28,10 @@ from kvtide.plan import ArenaLayout, KVStoragePlan, SubPool
 from kvtide.sizing import SizedPlan, mirror_lengths
 from kvtide.storage.admission import Admission, AdmissionRefusal
 from kvtide.storage.errors import StorageError
-from kvtide.storage.forward_ids import ForwardIds, IdTranslator
+from kvtide.storage.forward_ids import IdTranslator, UnresolvedIds
 from kvtide.storage.requests import RequestTable, ranges
-
-
-@attrs.define(eq=False)
-class PreparedStep:
-    """One forward's rows and tokens, from `prepare_step` to `forward_processed`."""
-
-    rows: IntArray
-    """Rows of the forward."""
-
-    counts: IntArray
-    """New tokens of each row."""
-
-    starts: IntArray
-    """Tokens each row had before."""
-
-    launch: LaunchRecord | None = None
-    """Set by `launch_forward`."""
+from kvtide.storage.steps import PreparedStep, StepState
+from kvtide.storage.whole_numbers import whole_numbers
 
 
 class KVStorage:
@@ -94,19 +76,23 @@ class KVStorage:
     # ── the verbs ──
 
     def admit(
-        self, prompt_tokens: Sequence[int], output_tokens: Sequence[int]
+        self, prompt_tokens: npt.ArrayLike, output_tokens: npt.ArrayLike
     ) -> IntArray | AdmissionRefusal:
         """Rows for requests of these lengths, all of them or a refusal; each gets its state slot, zero-filled.
 
-        Whatever is admitted can run to its end: no later take of it is refused. Raises `StorageError` for a length that is no
-        positive integer.
+        Whatever is admitted can run to its end: no later take of it is refused.
         """
+        prompts, outputs = (
+            whole_numbers("prompt_tokens", prompt_tokens),
+            whole_numbers("output_tokens", output_tokens),
+        )
+        if prompts.shape != outputs.shape:
+            raise StorageError(f"cannot admit {len(prompts)} prompts with {len(outputs)} outputs")
         demands = [
-            self._admission.demand(int(prompt), int(output))
-            for prompt, output in zip(prompt_tokens, output_tokens, strict=True)
+            self._admission.demand(prompt, output)
+            for prompt, output in zip(prompts.tolist(), outputs.tolist(), strict=True)
         ]
-        prompts = np.asarray(prompt_tokens, np.int64)
-        limits = prompts + np.asarray(output_tokens, np.int64) - 1
+        limits = prompts + outputs - 1
         refusal = self._admission.refuse(demands, int(limits.max(initial=0)) + 1, self.requests.free_count)
         if refusal is not None:
             return refusal
@@ -123,10 +109,11 @@ class KVStorage:
     def prepare_step(self, rows: npt.ArrayLike, counts: npt.ArrayLike) -> PreparedStep | TakeRefusal:
         """Hold pages for `counts[i]` more tokens of row `rows[i]`, zeroed; the step of one forward over these rows.
 
-        Raises `StorageError` for rows that are not in use or whose last step was not advanced over, counts that are not
-        positive or longer than a chunk, several tokens at once past the prompt, and more tokens than a row was admitted for.
+        Refused, as errors, are rows that are not in use or whose last step is still open, counts that are not positive or longer
+        than a chunk, several tokens at once past the prompt, and more tokens than a row was admitted for.
         """
-        rows, counts = _int_array(rows), _int_array(counts)
+        rows, counts = whole_numbers("rows", rows), whole_numbers("counts", counts)
+        self._steps.check_pages_may_change("a step")
         self._check_step(rows, counts)
         starts = self.requests.lengths[rows]
         ends = starts + counts
@@ -137,73 +124,100 @@ class KVStorage:
                 return taken
             self.requests.append(rows, new_pages, taken.pages)
         self.requests.prepared[rows] = ends
-        return PreparedStep(rows, counts, starts)
+        return PreparedStep(rows, counts, starts, self.requests.generations[rows])
 
-    def launch_forward(self, step: PreparedStep) -> ForwardIds:
-        """Bring the mirrors up to date and translate the step's ids; queue the forward next, then `record_forward`.
+    def launch_forward(self, step: PreparedStep) -> UnresolvedIds:
+        """Bring the mirrors up to date for the step; queue its forward next, then call `record_forward`.
 
-        The upload waits for the newest forward in flight, which may still read the mirrors; the forward stream waits for the
-        upload. No page is freed, taken or moved until the forward is recorded.
+        The schedule stream waits for the newest forward in flight, which may still read the mirrors, and uploads; the forward
+        stream waits for the upload. The forward's first work on its stream is to `resolve` the ids. Until it is recorded, no
+        page may be freed, taken or moved. Raises `StorageError` if a row of the step was released meanwhile.
         """
-        if step.launch is not None:
-            raise StorageError(f"the step is launched already, as forward {step.launch.forward}")
+        step.check_state("launch", StepState.PREPARED)
+        gone = step.rows[~self.requests.is_same_request(step.rows, step.generations)]
+        if len(gone):
+            raise StorageError(
+                f"cannot launch a step of rows {step.rows.tolist()}: rows {gone.tolist()} were released since it was prepared; "
+                "abandon it and prepare the others anew"
+            )
+        step.launch = self._steps.forward_launched()
+        step.state = StepState.LAUNCHED
         device = self.device
         newest = self._steps.newest_recorded
         if newest is not None:
             device.wait_event(device.schedule_stream, newest.event)
-        step.launch = self._steps.forward_launched()
         device.upload(device.schedule_stream)
         device.wait_event(device.forward_stream, device.record_event(device.schedule_stream))
-        write_rows = np.repeat(step.rows, step.counts)
-        write_positions = np.repeat(step.starts, step.counts) + ranges(step.counts)
-        return self._translator.translate(
-            torch.from_numpy(step.rows),
-            torch.from_numpy(self.requests.page_counts[step.rows]),
-            torch.from_numpy(write_rows),
-            torch.from_numpy(write_positions),
-            torch.from_numpy(self.requests.state_slots[step.rows]),
+        return UnresolvedIds(
+            rows=step.rows,
+            page_columns=int(self.requests.page_counts[step.rows].max(initial=0)),
+            write_rows=np.repeat(step.rows, step.counts),
+            write_positions=np.repeat(step.starts, step.counts) + ranges(step.counts),
+            state_slots=self.requests.state_slots[step.rows],
+            translator=self._translator,
         )
 
     def record_forward(self, step: PreparedStep) -> None:
         """Note that the step's forward has been queued: pages freed from now on wait for it."""
-        self._steps.forward_recorded(_launched(step), self.device.record_event(self.device.forward_stream))
+        record = self._launched(step, "record", StepState.LAUNCHED)
+        step.done_event = self.device.record_event(self.device.forward_stream)
+        self._steps.forward_recorded(record, step.done_event)
+        step.state = StepState.RECORDED
 
     def forward_processed(self, step: PreparedStep) -> None:
-        """Note that the host has seen the forward's completion; steps are processed in launch order."""
-        record = _launched(step)
+        """Note that the host has seen the forward's completion; steps are processed in launch order.
+
+        Raises `InvariantError` for a step out of order, and for a forward that has not completed: the host cannot have
+        synchronised with it.
+        """
+        record = self._launched(step, "process", StepState.RECORDED)
+        if step.done_event is not None and not self.device.query_event(step.done_event):
+            raise InvariantError(
+                "forward.processed_after_completion",
+                f"forward {record.forward} is processed before it completed",
+                "the host did not wait for an event behind the forward before it looked at the result",
+            )
         self._steps.forward_processed(record)
         self.chain.forward_processed(record.forward)
+        step.state = StepState.PROCESSED
 
     def abandon(self, step: PreparedStep) -> None:
-        """Give up a step that was not recorded: its tokens count as never prepared. Pages stay with their rows until used."""
-        if step.launch is not None:
-            self._steps.forward_aborted(step.launch)
-        self.requests.prepared[step.rows] = step.starts
+        """Give up a step that was not recorded: its tokens count as never prepared, its pages stay with their rows.
 
-    def advance(self, rows: npt.ArrayLike, counts: npt.ArrayLike) -> None:
-        """Count `counts[i]` prepared tokens of row `rows[i]` as written, and retire window pages that fell behind.
-
-        Call it when the forward that wrote them is processed. The next token at position n reads a window of W from n - W + 1
-        on; pages wholly before that are freed. Raises `StorageError` for more tokens than were prepared.
+        Work that was queued for it may still run: the schedule stream waits for the forward stream as it is now, so nothing
+        moves or is zeroed under that work.
         """
-        rows, counts = _int_array(rows), _int_array(counts)
-        self.requests.check_live(rows, "advance")
-        if rows.shape != counts.shape:
-            raise StorageError(f"cannot advance {len(rows)} rows by {len(counts)} counts")
-        lengths = self.requests.lengths[rows] + counts
-        wrong = rows[(counts < 0) | (lengths > self.requests.prepared[rows])]
-        if len(wrong):
-            raise StorageError(f"cannot advance rows {wrong.tolist()}: past the tokens that steps prepared")
+        step.check_state("abandon", StepState.PREPARED, StepState.LAUNCHED)
+        if step.launch is not None:
+            device = self.device
+            device.wait_event(device.schedule_stream, device.record_event(device.forward_stream))
+            self._steps.forward_aborted(step.launch)
+        rows = step.rows[self.requests.is_same_request(step.rows, step.generations)]
+        self.requests.prepared[rows] = self.requests.lengths[rows]
+        step.state = StepState.ABANDONED
+
+    def advance(self, step: PreparedStep) -> None:
+        """Count the tokens of a processed step as written, and retire window pages that fell behind.
+
+        The next token, at position n, reads a window of W from n - W + 1 on; pages wholly before that are freed. Rows that were
+        released meanwhile are left alone.
+        """
+        step.check_state("advance over", StepState.PROCESSED)
+        self._steps.check_pages_may_change("an advance")
+        rows = step.rows[self.requests.is_same_request(step.rows, step.generations)]
+        lengths = self.requests.prepared[rows]
         self.requests.lengths[rows] = lengths
         for pool in self._release_order():
             if pool.window_tokens is not None:
                 first_read = np.maximum(0, lengths - pool.window_tokens + 1)
                 self._free_before(pool.name, rows, first_read // self.plan.page_tokens)
+        step.state = StepState.DONE
 
     def release(self, rows: npt.ArrayLike) -> None:
         """Return everything the rows hold, and the rows; pages that a forward in flight may touch pend until it is over."""
-        rows = _int_array(rows)
+        rows = whole_numbers("rows", rows)
         self.requests.check_live(rows, "release")
+        self._steps.check_pages_may_change("a release")
         for pool in self._release_order():
             self._free_before(pool.name, rows, self.requests.page_counts[rows])
             self._first_held[pool.name][rows] = 0
@@ -215,15 +229,31 @@ class KVStorage:
     # ── questions ──
 
     def verify_idle(self) -> None:
-        """Raise `InvariantError` if anything is held though no row is in use (K11); checks byte accounting always."""
+        """Raise `InvariantError` unless bytes are conserved and units and promises held are those of the rows in use (K11)."""
         self.chain.verify_byte_accounting()
-        held = {band.name: band.live_units for band in self.chain.statistics().bands if band.live_units}
-        if held and not len(self.requests.live_rows()):
+        rows = self.requests.live_rows()
+        expected = {
+            pool.name: len(rows)
+            if pool.page_tokens is None
+            else int((self.requests.page_counts[rows] - self._first_held[pool.name][rows]).sum())
+            for pool in self.plan.sub_pools
+        }
+        held = {band.name: band.live_units for band in self.chain.statistics().bands}
+        if held != expected:
             raise InvariantError(
-                "storage.leak", f"no row is in use and {held} units are held", "a release was skipped"
+                "storage.leak",
+                f"{held} units are held, {len(rows)} rows in use account for {expected}",
+                "a release was skipped, or units were taken from the chain directly",
             )
+        self._admission.verify(rows)
 
     # ── helpers ──
+
+    @staticmethod
+    def _launched(step: PreparedStep, action: str, state: StepState) -> LaunchRecord:
+        step.check_state(action, state)
+        assert step.launch is not None, "a launched step has its record"
+        return step.launch
 
     def _check_step(self, rows: IntArray, counts: IntArray) -> None:
         self.requests.check_live(rows, "prepare a step of")
@@ -234,7 +264,8 @@ class KVStorage:
         waiting = rows[self.requests.prepared[rows] > self.requests.lengths[rows]]
         if len(waiting):
             raise StorageError(
-                f"cannot prepare a step of rows {waiting.tolist()}: their last step was neither advanced over nor abandoned"
+                f"cannot prepare a step of rows {waiting.tolist()}: their last step was neither advanced over "
+                "nor abandoned"
             )
         wrong = rows[(counts <= 0) | (counts > self.sized.chunk_tokens)]
         if len(wrong):
@@ -270,16 +301,6 @@ class KVStorage:
             self._first_held[band_name][rows] = ends
             if band_name == self.layout.owner:
                 self.requests.forget(rows, first, ends)
-
-
-def _launched(step: PreparedStep) -> LaunchRecord:
-    if step.launch is None:
-        raise StorageError("the step was not launched: call launch_forward first")
-    return step.launch
-
-
-def _int_array(values: npt.ArrayLike) -> IntArray:
-    return np.atleast_1d(np.asarray(values, np.int64))
 
 
 def _broken_promise(refusal: TakeRefusal) -> InvariantError:

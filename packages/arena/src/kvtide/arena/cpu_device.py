@@ -9,27 +9,17 @@ import torch
 
 from kvtide.arena.kernels import copy_units, zero_units
 from kvtide.arena.memory import KVArena
-from kvtide.device import (
-    Event,
-    ImmediateEvent,
-    ImmediateStream,
-    IntArray,
-    Mirror,
-    MirrorStaging,
-    Stream,
-    UnitGrid,
-)
+from kvtide.device import ImmediateStreams, IntArray, Mirror, MirrorStaging, Stream, UnitGrid
 
 
-class CPUDevice:
+class CPUDevice(ImmediateStreams):
     """Implements `TensorDevice` over a `KVArena` in host memory. Every call is complete when it returns."""
 
     def __init__(self, arena: KVArena) -> None:
         """Drive `arena`."""
+        super().__init__()
         self.arena = arena
         """The bytes this device works on."""
-        self.schedule_stream = ImmediateStream("schedule")
-        self.forward_stream = ImmediateStream("forward")
         self.tables: dict[str, torch.Tensor] = {}
         """Mirrors by name, int32; at fixed addresses once created."""
         self._staging = MirrorStaging()
@@ -39,20 +29,6 @@ class CPUDevice:
     def arena_bytes(self) -> int:
         """See `Device.arena_bytes`."""
         return self.arena.byte_count
-
-    def record_event(self, stream: Stream) -> ImmediateEvent:
-        """See `Device.record_event`."""
-        return ImmediateEvent(ImmediateStream(stream.name))
-
-    def wait_event(self, stream: Stream, event: Event) -> None:
-        """Nothing to wait for: the event has been reached."""
-
-    def query_event(self, event: Event) -> bool:
-        """Always true."""
-        return True
-
-    def wait_on_host(self, event: Event) -> None:
-        """Nothing to wait for: the event has been reached."""
 
     def copy_units(self, stream: Stream, grid: UnitGrid, sources: IntArray, targets: IntArray) -> None:
         """See `Device.copy_units`."""

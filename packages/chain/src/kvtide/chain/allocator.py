@@ -26,7 +26,7 @@ from kvtide.chain.placement import plan_in_place, plan_packed, relocation_order
 from kvtide.chain.refusal import BandFigures, TakeRefusal
 from kvtide.device import Device, IntArray, Mirror
 from kvtide.ledger import ForwardSteps, InvariantError
-from kvtide.plan import ArenaLayout, Growth, PageSpan
+from kvtide.plan import ArenaLayout, Growth, PageSpan, pack
 
 log = structlog.get_logger(__name__)
 
@@ -136,11 +136,8 @@ class ChainAllocator:
     def units_fit(self, *, pages: int = 0, state_slots: int = 0) -> bool:
         """Whether `take` with the same figures would succeed now (C5)."""
         asked = self._asked(pages, state_slots)
-        counts = [band.counts for band in self._bands.values()]
-        return (
-            plan_in_place(self.layout, counts, asked) is not None
-            or plan_packed(self.layout, counts, asked) is not None
-        )
+        live = (band.live_count for band in self._bands.values())
+        return pack(self.layout, [held + units for held, units in zip(live, asked, strict=True)]) is not None
 
     # ── frees ──
 
@@ -268,10 +265,11 @@ class ChainAllocator:
         )
 
     def _asked(self, pages: int, state_slots: int) -> tuple[int, ...]:
-        if pages < 0 or state_slots < 0:
-            raise ChainError(
-                f"cannot take {pages} pages and {state_slots} state slots: counts must be 0 or more"
-            )
+        for count in (pages, state_slots):
+            if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+                raise ChainError(
+                    f"cannot take {pages!r} pages and {state_slots!r} state slots: counts must be integers of 0 or more"
+                )
         if (pages and self._owner is None) or (state_slots and self._state is None):
             raise ChainError(
                 f"cannot take {pages} pages and {state_slots} state slots: the chain has bands {list(self._bands)}"
@@ -302,6 +300,11 @@ class ChainAllocator:
     @staticmethod
     def _check_bound(band: Band, virtual: IntArray, what: str) -> None:
         name = band.layout.name
+        if virtual.ndim != 1 or virtual.dtype != np.int64:
+            raise ChainError(
+                f"cannot free {what} of band {name!r}: ids must be a one-dimensional int64 array, found {virtual.dtype} "
+                f"{list(virtual.shape)}"
+            )
         outside = virtual[(virtual < 0) | (virtual >= band.ids.virtual_count)]
         if len(outside):
             raise ChainError(

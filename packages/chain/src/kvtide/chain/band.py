@@ -47,11 +47,6 @@ class Band:
         return self._span
 
     @property
-    def hole_count(self) -> int:
-        """Free pages inside the span that anyone may write."""
-        return len(self._holes)
-
-    @property
     def live_count(self) -> int:
         """Pages in use."""
         return self.counts.live_pages

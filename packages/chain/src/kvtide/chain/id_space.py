@@ -33,8 +33,9 @@ class IdSpace:
 
     def mint(self, count: int) -> IntArray:
         """Take `count` free ids; the caller has checked that there are as many."""
+        ids = self._free[self._free_count - count : self._free_count][::-1].copy()
         self._free_count -= count
-        return self._free[self._free_count : self._free_count + count][::-1].copy()
+        return ids
 
     def give_back(self, ids: IntArray) -> None:
         """Return minted ids."""

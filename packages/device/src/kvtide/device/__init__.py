@@ -6,9 +6,10 @@ and it reports by name any two accesses to the same bytes that nothing orders.
 """
 
 from kvtide.device.byte_spans import Buffer, ByteSpan
+from kvtide.device.immediate import ImmediateEvent, ImmediateStream, ImmediateStreams
 from kvtide.device.modelled_device import ModelledDevice
 from kvtide.device.modelled_streams import ModelledEvent, ModelledStream
-from kvtide.device.numpy_device import ImmediateEvent, ImmediateStream, NumpyDevice
+from kvtide.device.numpy_device import NumpyDevice
 from kvtide.device.protocols import Device, Event, IntArray, Mirror, Stream, UnitGrid
 from kvtide.device.races import (
     HostMayNotWaitError,
@@ -28,6 +29,7 @@ __all__ = [
     "HostMayNotWaitError",
     "ImmediateEvent",
     "ImmediateStream",
+    "ImmediateStreams",
     "IntArray",
     "Mirror",
     "MirrorStaging",

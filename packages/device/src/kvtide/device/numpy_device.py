@@ -8,38 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import attrs
 import numpy as np
 import numpy.typing as npt
 
-from kvtide.device.protocols import Event, IntArray, Mirror, Stream, UnitGrid
+from kvtide.device.immediate import ImmediateStreams
+from kvtide.device.protocols import IntArray, Mirror, Stream, UnitGrid
 from kvtide.device.staging import MirrorStaging
 
 
-@attrs.frozen
-class ImmediateStream:
-    """A stream whose work is done when the call that queued it returns."""
-
-    name: str
-    """For logs."""
-
-
-@attrs.frozen(eq=False)
-class ImmediateEvent:
-    """An event that was reached when it was recorded; equal to itself only, like any event."""
-
-    stream: ImmediateStream
-    """Where it was recorded."""
-
-
-class NumpyDevice:
+class NumpyDevice(ImmediateStreams):
     """See the module's docstring; implements `kvtide.device.Device`."""
 
     def __init__(self, arena_bytes: int, *, byte_work: bool = True) -> None:
         """An arena of `arena_bytes`, filled with 0xFF (a NaN in every float type), or none without `byte_work`."""
+        super().__init__()
         self.arena_bytes = arena_bytes
-        self.schedule_stream = ImmediateStream("schedule")
-        self.forward_stream = ImmediateStream("forward")
         self.arena: npt.NDArray[np.uint8] = np.full(arena_bytes if byte_work else 0, 0xFF, np.uint8)
         """The bytes; empty without `byte_work`."""
         self.tables: dict[str, npt.NDArray[np.int32]] = {}
@@ -47,20 +30,6 @@ class NumpyDevice:
         self._byte_work = byte_work
         self._staging = MirrorStaging()
         self._flat = np.zeros(0, np.int32)
-
-    def record_event(self, stream: Stream) -> ImmediateEvent:
-        """See `Device.record_event`."""
-        return ImmediateEvent(ImmediateStream(stream.name))
-
-    def wait_event(self, stream: Stream, event: Event) -> None:
-        """Nothing to wait for: the event has been reached."""
-
-    def query_event(self, event: Event) -> bool:
-        """Always true."""
-        return True
-
-    def wait_on_host(self, event: Event) -> None:
-        """Nothing to wait for: the event has been reached."""
 
     def copy_units(self, stream: Stream, grid: UnitGrid, sources: IntArray, targets: IntArray) -> None:
         """See `Device.copy_units`."""

@@ -1,0 +1,19 @@
+"""Arrays of ids and counts from a scheduler: int64 without rounding, or an error that names them."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from kvtide.device import IntArray
+from kvtide.storage.errors import StorageError
+
+
+def whole_numbers(name: str, values: npt.ArrayLike) -> IntArray:
+    """`values` as one-dimensional int64; raises `StorageError` for anything but whole numbers that fit."""
+    array = np.asarray(values)
+    if array.ndim > 1 or (array.size and array.dtype.kind not in "iu"):
+        raise StorageError(f"{name} must be a list or array of whole numbers, found {values!r}")
+    if array.size and (array.max() > np.iinfo(np.int64).max):
+        raise StorageError(f"{name} must fit in 64 bits, found {values!r}")
+    return np.atleast_1d(array.astype(np.int64))
