@@ -26,7 +26,7 @@ from kvtide.engine.loop import Request, ServeResult, StepReport, serve
 from kvtide.engine.models import RANDOM_VOCABULARY, DemoModel
 from kvtide.engine.picture import ArenaFrame, capture, draw
 from kvtide.engine.runner import Hook, ModelRunner
-from kvtide.engine.static_split import Held, arena_fits, average_split, peaks, requests_held
+from kvtide.engine.static_split import Held, average_split, peaks, requests_held
 from kvtide.engine.workload import (
     CHUNK_TOKENS,
     CONTEXT_TOKENS,
@@ -138,9 +138,11 @@ class _Scene:
         runner = ModelRunner(self.loaded, hook)
         storage = build_tight_storage(runner, self.requests, page_tokens)
         frames: list[ArenaFrame] = []
+        running: list[int] = []
 
         def observe(report: StepReport) -> None:
             frames.append(capture(storage))
+            running.append(len(report.running) + len(report.finished))
             self.progress(
                 f"{label}: step {report.step}, {len(report.running)} running, {len(report.waiting)} waiting"
             )
@@ -157,9 +159,8 @@ class _Scene:
         title = f"{self.model.title}; page size {page_tokens}"
         picture = self.folder / f"{self.model.name}-page{page_tokens}-{hook.name.lower()}.svg"
         picture.write_text(draw(storage.layout, frames, title=title, walls=split.walls), encoding="utf-8")
-        held, held_static = (
-            requests_held(self.requests, demands, fits, chunk_tokens=CHUNK_TOKENS, row_count=RUNNING_REQUESTS)
-            for fits in (arena_fits(storage.layout), split.fits)
+        held_static = requests_held(
+            self.requests, demands, split.fits, chunk_tokens=CHUNK_TOKENS, row_count=RUNNING_REQUESTS
         )
         statistics = storage.chain.statistics()
         return DemoRun(
@@ -172,7 +173,7 @@ class _Scene:
             token_count=sum(map(len, result.tokens.values())),
             moved_units=statistics.moved_units,
             rearrangements=statistics.rearrangements,
-            held=held,
+            held=Held(most=max(running), steps=len(running), never_fit=len(result.rejected)),
             held_static=held_static,
             check=check,
             texts=tuple(_texts(self.requests, result)) if self.model.is_text else (),

@@ -24,6 +24,7 @@ from rich.table import Table
 
 from kvtide.engine.demo import DemoRun, demo_runs
 from kvtide.engine.models import MODELS
+from kvtide.engine.static_split import Held
 
 DEFAULT_PAGE_SIZES = (1, 16)
 """Tokens a page, unless asked otherwise."""
@@ -146,18 +147,23 @@ def _table(runs: Sequence[DemoRun]) -> Table:
             model,
             " ".join(first.bands),
             str(page_tokens),
-            str(sum(run.token_count for run in hooks)),
+            str(first.token_count),
             str(first.moved_units),
             str(first.held.most),
-            str(first.held_static.most),
+            _static_text(first.held_static),
             "[green]equal[/]" if all(run.check.is_equal for run in hooks) else "[bold red]DIFFERS[/]",
         )
     return table
 
 
+def _static_text(held: Held) -> str:
+    return str(held.most) if not held.never_fit else f"{held.most} ({held.never_fit} never fit)"
+
+
 _TABLE_NOTES = """moved: pages and state slots. held: most of the {requests} requests in the arena at once; static: the same
 where each band has fixed bytes, in proportion to the average request. checked: each token with
-the model's own generate() for that request alone, each logit bit for bit with plain tensors.
+the model's own generate() for that request alone, each logit bit for bit with plain tensors; for every hook that
+the model has (attention over gathered tokens, attention over whole pages), which served the same tokens.
 """
 
 
@@ -199,6 +205,7 @@ def _document(run: DemoRun) -> Mapping[str, Any]:
         "rearrangements": run.rearrangements,
         "requests_held": run.held.most,
         "requests_held_static": run.held_static.most,
+        "never_fit_static": run.held_static.never_fit,
         "steps": run.held.steps,
         "steps_static": run.held_static.steps,
         "equal": run.check.is_equal,
