@@ -25,7 +25,7 @@ import torch
 
 from kvtide.arena import CPUDevice, RoutedKVCache
 from kvtide.chain import ChainAllocator, TakeRefusal
-from kvtide.device import IntArray
+from kvtide.device import Event, IntArray
 from kvtide.ledger import ForwardSteps, InvariantError, LaunchRecord
 from kvtide.plan import ArenaLayout, KVStoragePlan, SubPool
 from kvtide.sizing import SizedPlan, mirror_lengths
@@ -50,6 +50,9 @@ class PreparedStep:
 
     launch: LaunchRecord | None = None
     """Set by `launch_forward`."""
+
+    done: Event | None = None
+    """Set by `record_forward`: behind the forward on its stream."""
 
 
 class KVStorage:
@@ -166,11 +169,16 @@ class KVStorage:
 
     def record_forward(self, step: PreparedStep) -> None:
         """Note that the step's forward has been queued: pages freed from now on wait for it."""
-        self._steps.forward_recorded(_launched(step), self.device.record_event(self.device.forward_stream))
+        launch = _launched(step)
+        step.done = self.device.record_event(self.device.forward_stream)
+        self._steps.forward_recorded(launch, step.done)
 
     def forward_processed(self, step: PreparedStep) -> None:
-        """Note that the host has seen the forward's completion; steps are processed in launch order."""
+        """Note that the forward is over, after a host wait for it; steps are processed in launch order."""
         record = _launched(step)
+        if step.done is not None:
+            self.device.wait_on_host(step.done)
+            self._steps.host_synchronised(step.done)
         self._steps.forward_processed(record)
         self.chain.forward_processed(record.forward)
 
