@@ -33,6 +33,8 @@ class ForwardWrites:
 
     def newest_writer(self, pages: IntArray) -> RecordedForward | None:
         """The newest unretired forward that may write one of `pages`."""
+        if not len(pages):
+            return None
         retired = self._steps.retired_through
         self._marks[pages] = True
         try:
