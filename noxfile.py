@@ -78,6 +78,7 @@ def layers(session: nox.Session) -> None:
 def docs(session: nox.Session) -> None:
     """Generated pages are current, links resolve, README examples run, fragments are well named. Share: 30 s."""
     python(session, "tools/requirements.py", "--check")
+    python(session, "tools/invariants.py", "--check")
     python(session, "tools/docs.py")
     for name in DISTRIBUTIONS:
         draft = ("build", "--draft", "--version", "next", "--dir", folder_of(name))
