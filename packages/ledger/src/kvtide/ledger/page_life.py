@@ -1,8 +1,9 @@
 """The life of a physical page as a state machine: its states, and every arrow with the function that makes it.
 
-    beyond ⇄ hole ⇄ live         with nothing in flight
-                     │
-           pending ←─┼─→ vacated ─→ fenced bytes       while somebody may still read or write the page
+    beyond ──take──→ live ←──take── hole ──given back──→ beyond      nobody is in the way
+                      │              ↑
+                      ├─free──→ pending                              a forward may still touch it
+                      └─move──→ vacated ──span retreats──→ fenced    a forward, a copy or a transfer may still read it
 
 `docs/life-of-a-page.md` tells the same as a story; a test compares the two and looks up every function.
 """
@@ -53,27 +54,36 @@ class Arrow(NamedTuple):
 
 _BAND = "kvtide.chain.band.Band"
 _PENDING = "kvtide.ledger.PendingPages"
+_STEPS = "kvtide.ledger.ForwardSteps"
 _USAGE = "kvtide.ledger.PageUsage"
+_WAITS = "kvtide.ledger.queue_stream_waits"
+
+BEYOND, HOLE, LIVE = PageState.BEYOND, PageState.HOLE, PageState.LIVE
+PENDING, VACATED, FENCED = PageState.PENDING, PageState.VACATED, PageState.FENCED
 
 PAGE_LIFE: tuple[Arrow, ...] = (
-    Arrow(PageState.BEYOND, PageState.LIVE, "take: the frontier grows", f"{_BAND}.take"),
-    Arrow(PageState.HOLE, PageState.LIVE, "take", f"{_BAND}.take"),
-    Arrow(PageState.LIVE, PageState.HOLE, "free, nothing in flight", f"{_BAND}.free"),
-    Arrow(PageState.LIVE, PageState.PENDING, "free under a forward", f"{_PENDING}.add"),
-    Arrow(PageState.PENDING, PageState.HOLE, "the forward is processed", f"{_PENDING}.release_through"),
-    Arrow(PageState.PENDING, PageState.HOLE, "settled: a stream waits for the forward", f"{_PENDING}.settle"),
-    Arrow(
-        PageState.HOLE, PageState.BEYOND, "a boundary hole is given back", f"{_BAND}.release_pending_through"
-    ),
-    Arrow(PageState.LIVE, PageState.HOLE, "moved, no forward or send reads it", f"{_USAGE}.vacate"),
-    Arrow(PageState.LIVE, PageState.VACATED, "moved, a forward or send may read it", f"{_USAGE}.vacate"),
-    Arrow(PageState.VACATED, PageState.HOLE, "its readers are over", f"{_USAGE}.take_ready_vacated"),
-    Arrow(PageState.VACATED, PageState.LIVE, "taken early, under clearance", f"{_USAGE}.take_vacated"),
-    Arrow(PageState.VACATED, PageState.FENCED, "the frontier retreats past it", f"{_USAGE}.fence"),
-    Arrow(PageState.HOLE, PageState.FENCED, "given back while a copy or send reads it", f"{_USAGE}.fence"),
-    Arrow(PageState.FENCED, PageState.BEYOND, "its forward retires, or its reader is ended", f"{_USAGE}.end"),
-    Arrow(
-        PageState.FENCED, PageState.LIVE, "a band grows over it, under clearance", "kvtide.ledger.clearance"
-    ),
+    Arrow(BEYOND, LIVE, "a take grows the span", f"{_BAND}.take"),
+    Arrow(HOLE, LIVE, "a take uses it", f"{_BAND}.take"),
+    Arrow(LIVE, HOLE, "freed with nothing in flight", f"{_BAND}.free"),
+    Arrow(LIVE, PENDING, "freed under a forward", f"{_PENDING}.add"),
+    Arrow(PENDING, HOLE, "the forward is processed", f"{_PENDING}.release_through"),
+    Arrow(PENDING, HOLE, "settled: a stream waits for the forward", f"{_PENDING}.settle"),
+    Arrow(HOLE, BEYOND, "at the span's open side, given back", f"{_BAND}._give_back_boundary_holes"),
+    Arrow(HOLE, LIVE, "the target of a packing move", f"{_BAND}.compact"),
+    Arrow(LIVE, BEYOND, "the source of a packing move", f"{_BAND}.compact"),
+    Arrow(HOLE, BEYOND, "left behind by packing", f"{_BAND}.compact"),
+    Arrow(BEYOND, LIVE, "the target of a float's relocation", f"{_BAND}.relocate"),
+    Arrow(HOLE, LIVE, "the target of a float's relocation", f"{_BAND}.relocate"),
+    Arrow(LIVE, BEYOND, "the source of a float's relocation", f"{_BAND}.relocate"),
+    Arrow(HOLE, BEYOND, "left behind by a float's relocation", f"{_BAND}.relocate"),
+    Arrow(LIVE, HOLE, "moved, with no forward or send to read it", f"{_USAGE}.vacate"),
+    Arrow(LIVE, VACATED, "moved, and a forward or send may read it", f"{_USAGE}.vacate"),
+    Arrow(VACATED, HOLE, "the readers are over", f"{_USAGE}.take_ready_vacated"),
+    Arrow(VACATED, LIVE, "taken early, under clearance", f"{_USAGE}.take_vacated"),
+    Arrow(VACATED, FENCED, "the span retreats past it", f"{_USAGE}.fence"),
+    Arrow(HOLE, FENCED, "given back while a copy or transfer uses it", f"{_USAGE}.fence"),
+    Arrow(FENCED, BEYOND, "the forward is processed", f"{_STEPS}.forward_processed"),
+    Arrow(FENCED, BEYOND, "the schedule stream waits for the forward", f"{_WAITS}"),
+    Arrow(FENCED, BEYOND, "the copy or transfer is ended", f"{_USAGE}.end"),
 )
-"""Every arrow. The same two states may be joined by several."""
+"""Every arrow; two states may be joined by several. From FENCED a page goes live by way of BEYOND: who grows over it waits."""
