@@ -10,7 +10,6 @@ import os
 import platform
 import pstats
 import statistics
-import sys
 import time
 from collections import deque
 from collections.abc import Callable
@@ -58,6 +57,8 @@ class Engine:
         clear = np.setdiff1d(np.arange(PAGES), used)
         self.clear_pages = draw.permutation(clear)[:REQUESTS]
         """Pages that no use names."""
+        self.many_pages = draw.permutation(clear)[:10_000]
+        """Many that no use names."""
         self.some_used = np.concatenate([self.clear_pages[:-16], used[: 16 * PAGES_EACH : PAGES_EACH]])
         """The same, sixteen of them under a use each."""
         self.record = self.steps.forward_launched()
@@ -83,6 +84,11 @@ class Engine:
         for usage in self.bands:
             clearance(Consumer.ZERO, usage, pages)
 
+    def open_and_end(self, pages: IntArray) -> None:
+        backup = HostCopy("backup", Access.READ, self.event)
+        self.bands[0].record(backup, pages)
+        self.bands[0].end(backup)
+
     def choose(self) -> None:
         for usage in self.bands:
             choose_holes(Consumer.ZERO, usage, self.some_used, REQUESTS)
@@ -94,7 +100,7 @@ class Floor:
     def __init__(self, engine: Engine) -> None:
         self.pages = engine.clear_pages
         self.first = [np.zeros(PAGES, np.int64) for _ in range(BANDS)]
-        self.queues = [deque([(0, self.pages)]) for _ in range(BANDS)]
+        self.queues = [deque([(ImmediateEvent(STREAM), self.pages)]) for _ in range(BANDS)]
 
     def record_forward(self) -> None:
         event = ImmediateEvent(STREAM)
@@ -108,6 +114,10 @@ class Floor:
     def clear(self) -> None:
         for first in self.first:
             np.flatnonzero(first[self.pages])
+
+    def open_and_end(self, pages: IntArray) -> None:
+        self.first[0][pages] = 1
+        self.first[0][pages] = 0
 
 
 def step(engine: Engine, pages: IntArray) -> Callable[[], None]:
@@ -132,7 +142,7 @@ def medians(actions: dict[str, Callable[[], None]]) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--profile", action="store_true", help="print where the time of a step goes")
     arguments = parser.parse_args()
     if hasattr(os, "sched_setaffinity"):
@@ -145,9 +155,9 @@ def main() -> None:
         floor.process_forward()
         floor.clear()
 
-    def record_and_process(engine: Engine) -> None:
-        engine.record_forward()
-        engine.process_forward()
+    def record_and_process(books: Engine | Floor) -> None:
+        books.record_forward()
+        books.process_forward()
 
     if arguments.profile:
         profile = cProfile.Profile()
@@ -165,12 +175,16 @@ def main() -> None:
             "quiet": step(quiet, quiet.clear_pages),
             "busy": step(busy, busy.clear_pages),
             "hit": step(busy, busy.some_used),
-            "floor books": lambda: (floor.record_forward(), floor.process_forward()) and None,
+            "floor books": lambda: record_and_process(floor),
             "books": lambda: record_and_process(quiet),
             "floor clearance": floor.clear,
             "clearance busy": lambda: busy.clear(busy.clear_pages),
             "clearance hit": lambda: busy.clear(busy.some_used),
             "choice hit": busy.choose,
+            "use of 100": lambda: busy.open_and_end(busy.clear_pages[:100]),
+            "floor use of 100": lambda: floor.open_and_end(busy.clear_pages[:100]),
+            "use of 10,000": lambda: busy.open_and_end(busy.many_pages),
+            "floor use of 10,000": lambda: floor.open_and_end(busy.many_pages),
         }
     )
     print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, pinned to one; ", end="")
@@ -184,9 +198,11 @@ def main() -> None:
         ("clearance alone, uses open, none met", "clearance busy", "floor clearance"),
         ("clearance alone, 16 pages under a use", "clearance hit", "floor clearance"),
         ("choice of 256 holes, 16 under a use", "choice hit", "floor clearance"),
+        ("open and end a use of 100 pages in one band, 1,000 others open", "use of 100", "floor use of 100"),
+        ("open and end a use of 10,000 pages", "use of 10,000", "floor use of 10,000"),
     ):
         print(f"| {what} | {found[name]:.1f} | {found[beside]:.1f} | {found[name] / found[beside]:.1f} |")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -46,6 +47,8 @@ def ids(*pages: int) -> IntArray:
 def test_the_table_prints_one_row_a_consumer() -> None:
     """The page of the design that this project builds can be laid beside it."""
     assert format_clearance() == PRINTED
+    readme = Path(__file__).resolve().parents[1] / "README.md"
+    assert PRINTED in readme.read_text(encoding="utf-8")
 
 
 @pytest.mark.requirement("L5")

@@ -5,7 +5,6 @@
 apply it. Nothing here blocks the host or queues a stream wait but `queue_stream_waits`, which only queues.
 """
 
-from kvtide.ledger.clearance import Clearance, HoleChoice, choose_holes, clearance, queue_stream_waits
 from kvtide.ledger.clearance_table import (
     CLEARANCE,
     REASONS,
@@ -15,6 +14,7 @@ from kvtide.ledger.clearance_table import (
     Hazard,
     format_clearance,
 )
+from kvtide.ledger.clearing import Clearance, HoleChoice, choose_holes, clearance, queue_stream_waits
 from kvtide.ledger.errors import InvariantError
 from kvtide.ledger.fenced_bytes import Fence, FencedBytes
 from kvtide.ledger.forward_steps import ForwardSteps, LaunchRecord, RecordedForward

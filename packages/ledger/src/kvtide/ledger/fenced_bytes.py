@@ -50,6 +50,8 @@ class FencedBytes:
 
     def __len__(self) -> int:
         """Fences not over. Nobody waits here."""
+        if not self._fences:
+            return 0
         self._drop_retired()
         return len(self._fences)
 

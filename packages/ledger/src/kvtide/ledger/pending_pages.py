@@ -74,6 +74,9 @@ class PendingPages:
         return _concatenate([batch.pages for batch in self._batches])
 
     def _pages_of(self, batches: list[PendingBatch]) -> IntArray:
+        if len(batches) == 1:
+            self._page_count -= len(batches[0].pages)
+            return batches[0].pages
         pages = _concatenate([batch.pages for batch in batches])
         self._page_count -= len(pages)
         return pages

@@ -13,6 +13,8 @@ from kvtide.ledger.errors import InvariantError
 from kvtide.ledger.signals import NetworkTransfer, Signal
 from kvtide.ledger.use_index import UseIndex
 
+_FEW = 256  # below, a set is quicker than NumPy's own calls
+
 
 class PageUse(NamedTuple):
     """One copy's or transfer's use of pages. Who waits for it, on a stream or on the host, is in `CLEARANCE`."""
@@ -92,7 +94,11 @@ class SignalUses:
     def by_use(self, pages: IntArray) -> list[tuple[PageUse, IntArray]]:
         """Each use of some of `pages`, with its places in `pages`."""
         places, uses = self._index.find(pages)
-        return [(self._use(use), places[uses == use]) for use in _distinct(uses)]
+        order = np.argsort(uses, kind="stable")
+        uses = uses[order]
+        starts = np.flatnonzero(np.diff(uses, prepend=-1))
+        groups = np.split(places[order], starts[1:])
+        return [(self._use(use), group) for use, group in zip(uses[starts].tolist(), groups, strict=False)]
 
     def under_transfer(self, pages: IntArray) -> npt.NDArray[np.bool_]:
         """Which of `pages` a transfer reads or writes; shape and order of `pages`."""
@@ -134,5 +140,6 @@ def some(pages: IntArray) -> str:
 
 def _distinct(numbers: IntArray) -> list[int]:
     """Each number once, ascending."""
-    found: list[int] = np.unique(numbers).tolist() if len(numbers) else []
-    return found
+    if len(numbers) > _FEW:
+        numbers = np.unique(numbers)
+    return sorted(set(numbers.tolist()))

@@ -48,9 +48,11 @@ class HostCopy:
     finish: Event
     """Behind the copy on its stream."""
 
-    @property
-    def hazard(self) -> Hazard:
-        """COPY_READ for a backup, COPY_WRITE for a load; the next writer's stream waits for either."""
+    hazard: Hazard = attrs.field(init=False)
+    """COPY_READ for a backup, COPY_WRITE for a load; the next writer's stream waits for either."""
+
+    @hazard.default
+    def _hazard(self) -> Hazard:
         return Hazard.COPY_READ if self.access is Access.READ else Hazard.COPY_WRITE
 
 
@@ -64,10 +66,8 @@ class NetworkTransfer:
     access: Access
     """READ for a send, WRITE for a receive."""
 
-    @property
-    def hazard(self) -> Hazard:
-        """NETWORK: the next writer waits on the host."""
-        return Hazard.NETWORK
+    hazard: Hazard = attrs.field(init=False, default=Hazard.NETWORK)
+    """NETWORK: the next writer waits on the host."""
 
 
 @attrs.frozen(eq=False)

@@ -70,12 +70,12 @@ class UseIndex:
     def find(self, pages: IntArray) -> tuple[IntArray, IntArray]:
         """Every pair of a place in `pages` and a use that names the page there, as two arrays of one length."""
         nodes = self._first[pages]
-        places = np.flatnonzero(nodes)
+        places = nodes.nonzero()[0]
         nodes = nodes[places]
         found_places, found_uses = [places], [self._use[nodes]]
         while len(nodes):
             nodes = self._next[nodes]
-            more = np.flatnonzero(nodes)
+            more = nodes.nonzero()[0]
             if not len(more):
                 break
             nodes, places = nodes[more], places[more]

@@ -6,7 +6,6 @@ Both read the ledger and change nothing. The decision follows counts, forwards r
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -15,10 +14,17 @@ import numpy.typing as npt
 from kvtide.device import Device, Event, IntArray, Stream
 from kvtide.ledger.clearance_table import CLEARANCE, Clear, ClearanceTable, Consumer, Hazard
 from kvtide.ledger.page_usage import PageUsage
-from kvtide.ledger.signals import HostCopy, NetworkTransfer
+from kvtide.ledger.signals import NetworkTransfer
 
 _NO_PAGES: IntArray = np.empty(0, np.int64)
 _NO_FORWARD = -1
+
+# Plain integers: comparing an array with an enum's member, or hashing one, costs as much as the rest of the question.
+_NONE, _STREAM_WAIT, _AFTER_RETIRE, _HOST_WAIT, _EXCLUDED = map(int, Clear)
+_COPY_READ, _COPY_WRITE = int(Hazard.COPY_READ), int(Hazard.COPY_WRITE)
+_GROUP_OF = np.zeros(len(Clear), np.int8)
+"""By answer: 0 for holes to take first, 1 for those behind a forward, 2 for those behind a transfer, 3 for those left out."""
+_GROUP_OF[[Clear.STREAM_WAIT, Clear.AFTER_RETIRE, Clear.HOST_WAIT, Clear.EXCLUDED]] = (1, 1, 2, 3)
 
 
 class Clearance(NamedTuple):
@@ -66,27 +72,34 @@ def clearance(
     hazards = usage.hazards_on(pages)
     if not len(hazards.places):
         return Clearance(pages, _NO_PAGES, (), (), _NO_FORWARD)
-    row = table[consumer]
-    strictest = _strictest(len(pages), hazards.places, hazards.kinds, row)
-    excluded = strictest == Clear.EXCLUDED
+    answers = _answers(table, consumer)
+    strictest = _strictest(len(pages), hazards.places, hazards.kinds, answers)
+    excluded = strictest == _EXCLUDED
     if excluded.any():
         # What only the excluded pages carry binds nobody, so the question is put again without them.
         rest = clearance(consumer, usage, pages[~excluded], table)
         return rest._replace(excluded=pages[excluded])
+    answer_to: list[int] = answers.tolist()
     newest = hazards.newest_forward
-    forward = row[Hazard.FORWARD] if newest != _NO_FORWARD else Clear.NONE
-    waits = [
-        s.finish for s in hazards.signals if isinstance(s, HostCopy) and row[s.hazard] is Clear.STREAM_WAIT
-    ]
-    if forward is Clear.STREAM_WAIT:
-        waits.append(usage.steps.recorded(newest).event)
-    transfers = [s for s in hazards.signals if isinstance(s, NetworkTransfer)]
+    forward = answer_to[Hazard.FORWARD] if newest != _NO_FORWARD else _NONE
+    waits: dict[int, Event] = {}
+    transfers = []
+    for signal in hazards.signals:
+        answer = answer_to[signal.hazard]
+        if isinstance(signal, NetworkTransfer):
+            if answer == _HOST_WAIT:
+                transfers.append(signal)
+        elif answer == _STREAM_WAIT:
+            waits[id(signal.finish)] = signal.finish
+    if forward == _STREAM_WAIT:
+        event = usage.steps.recorded(newest).event
+        waits[id(event)] = event
     return Clearance(
-        free_to_go=pages[strictest == Clear.NONE],
+        free_to_go=pages[strictest == _NONE],
         excluded=_NO_PAGES,
-        stream_waits=tuple({id(event): event for event in waits}.values()),
-        host_waits=tuple(transfers) if row[Hazard.NETWORK] is Clear.HOST_WAIT else (),
-        publish_after=newest if forward is Clear.AFTER_RETIRE else _NO_FORWARD,
+        stream_waits=tuple(waits.values()),
+        host_waits=tuple(transfers),
+        publish_after=newest if forward == _AFTER_RETIRE else _NO_FORWARD,
     )
 
 
@@ -107,16 +120,16 @@ def choose_holes(
         chosen = holes[:page_count]
         return HoleChoice(chosen, len(chosen), 0)
     hazards = usage.hazards_on(holes)
-    logical = (hazards.kinds != Hazard.COPY_READ) & (hazards.kinds != Hazard.COPY_WRITE)
-    strictest = _strictest(len(holes), hazards.places[logical], hazards.kinds[logical], table[consumer])
-    groups = (
-        holes[strictest == Clear.NONE],
-        holes[(strictest == Clear.STREAM_WAIT) | (strictest == Clear.AFTER_RETIRE)],
-        holes[strictest == Clear.HOST_WAIT],
-    )
-    clear_count = min(page_count, len(groups[0]))
-    after_forward_count = min(page_count - clear_count, len(groups[1]))
-    return HoleChoice(np.concatenate(groups)[:page_count], clear_count, after_forward_count)
+    kinds = hazards.kinds
+    logical = (kinds != _COPY_READ) & (kinds != _COPY_WRITE)
+    answers = _answers(table, consumer)
+    strictest = _strictest(len(holes), hazards.places[logical], kinds[logical], answers)
+    groups = _GROUP_OF[strictest]
+    first, behind_forward, behind_transfer, _ = np.bincount(groups, minlength=4).tolist()
+    chosen_count = min(page_count, first + behind_forward + behind_transfer)
+    order = np.argsort(groups, kind="stable")[:chosen_count]
+    clear_count = min(chosen_count, first)
+    return HoleChoice(holes[order], clear_count, min(chosen_count - clear_count, behind_forward))
 
 
 def queue_stream_waits(found: Clearance, usage: PageUsage, device: Device, stream: Stream) -> int:
@@ -136,10 +149,21 @@ def queue_stream_waits(found: Clearance, usage: PageUsage, device: Device, strea
 
 
 def _strictest(
-    page_count: int, places: IntArray, kinds: npt.NDArray[np.int8], row: Mapping[Hazard, Clear]
+    page_count: int, places: IntArray, kinds: npt.NDArray[np.int8], answers: npt.NDArray[np.int8]
 ) -> npt.NDArray[np.int8]:
     """What binds each page: the strictest answer to the hazards that it carries."""
-    answers = np.array([row[hazard] for hazard in Hazard], np.int8)
     strictest = np.zeros(page_count, np.int8)
     np.maximum.at(strictest, places, answers[kinds])
     return strictest
+
+
+def _answers(table: ClearanceTable, consumer: Consumer) -> npt.NDArray[np.int8]:
+    """A consumer's row by hazard number."""
+    if table is CLEARANCE:
+        return _ANSWERS[consumer]
+    return np.array([table[consumer][hazard] for hazard in Hazard], np.int8)
+
+
+_ANSWERS = {
+    consumer: np.array([CLEARANCE[consumer][hazard] for hazard in Hazard], np.int8) for consumer in Consumer
+}
