@@ -292,6 +292,27 @@ def test_without_the_cell_the_schedule_is_reported(
         assert race.second.is_write or race.first.is_write
 
 
+@pytest.mark.requirement("L5", "L6", "T4")
+@pytest.mark.parametrize("gate_is_taken", ["before the retirement", "after it"])
+def test_ids_of_a_page_behind_a_forward_leave_behind_a_gate_taken_once_it_has_retired(
+    gate_is_taken: str,
+) -> None:
+    """A forward retires as soon as the schedule stream is told to wait for it: a gate from before stands in front of that wait."""
+    scene = Scene()
+    forward_reads_what_a_move_left(scene)
+    found = clearance(Consumer.NETWORK_RECEIVE, scene.usage, ids(PAGE))
+    assert found.publish_after == 0
+    device, stream = scene.device, scene.device.schedule_stream
+    early = device.record_event(stream)
+    event = scene.steps.recorded(0).event
+    device.wait_event(stream, event)
+    scene.steps.wait_queued(event)
+    assert scene.steps.retired_through >= found.publish_after
+    device.wait_on_host(early if gate_is_taken == "before the retirement" else device.record_event(stream))
+    device.start_transfer("receive", writes=scene.spans(PAGE))
+    assert (device.races == ()) == (gate_is_taken == "after it")
+
+
 # ── what a move waits for before it reads its sources ──
 
 

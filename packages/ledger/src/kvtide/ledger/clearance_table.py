@@ -14,26 +14,26 @@ from typing import TypeAlias
 
 
 class Consumer(Enum):
-    """Who writes a page next. Its waits are queued on the stream that the value's comment names."""
+    """Who writes a page next; each member says on which stream its waits are queued."""
 
     FORWARD = "FORWARD"
-    """The next forward; waits on the forward stream."""
+    """The next forward; its waits are on the forward stream."""
 
     SCHEDULE_COPY = "SCHEDULE_COPY"
-    """A move, or a copy of a state; waits on the schedule stream."""
+    """A move, or a copy of a state; its waits are on the schedule stream."""
 
     ZERO = "ZERO"
-    """Zeroing on hand-out; waits on the schedule stream."""
+    """Zeroing on hand-out; its waits are on the schedule stream."""
 
     HOST_LOAD = "HOST_LOAD"
-    """A load from host memory; waits on its copy stream, which has waited for the forward and schedule streams before."""
+    """A load from host memory; its waits are on its copy stream, which has waited for the forward and schedule streams before."""
 
     NETWORK_RECEIVE = "NETWORK_RECEIVE"
-    """A peer's write; waits on the schedule stream, and the ids leave behind a gate on it (row T4)."""
+    """A peer's write; its waits are on the schedule stream, and the ids leave behind a gate on it (row T4)."""
 
 
 class Hazard(IntEnum):
-    """A use of a page that is not over. Members are column numbers of the compiled table."""
+    """A use of a page that is not over, and what can wait for it. Members are column numbers of the compiled table."""
 
     FORWARD = 0
     """A running forward may read the bytes that a move left behind; a stream can wait for it."""
@@ -52,7 +52,7 @@ class Hazard(IntEnum):
 
 
 class Clear(IntEnum):
-    """What a consumer does about a hazard, the mildest first: of several hazards on one page the strictest binds."""
+    """What a consumer does about a hazard: who waits, and where. The mildest first: of several on one page the strictest binds."""
 
     NONE = 0
     """Nothing: another rule orders the two."""

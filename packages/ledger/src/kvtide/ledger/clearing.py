@@ -43,11 +43,15 @@ class Clearance(NamedTuple):
     """Transfers that the host waits for, outside every stream, before anything is queued."""
 
     publish_after: int
-    """The ids may leave the process only once this forward has retired; −1 for at once. Nobody waits: publication comes later."""
+    """The ids leave the process only behind a gate that was recorded once this forward had retired; −1 for behind any.
+
+    Nobody waits for it here: publication comes later. A gate from before the retirement proves nothing, since the schedule
+    stream's wait, which may be what retired the forward, stands behind it.
+    """
 
 
 class HoleChoice(NamedTuple):
-    """Free pages for a consumer, best first. What they must clear is `clearance`'s to say, once they are chosen."""
+    """Free pages for a consumer, best first. Whom they wait for is `clearance`'s to say, once they are chosen."""
 
     pages: IntArray
     """At most as many as were asked for; fewer if the holes are short."""

@@ -70,7 +70,10 @@ class FencedBytes:
         return tuple(self._fences)
 
     def find(self, grid: UnitGrid, pages: IntArray) -> tuple[IntArray, IntArray]:
-        """Every pair of a place in `pages`, pages of `grid`, and the place in `fences()` of a fence that it overlaps."""
+        """Every pair of a place in `pages`, pages of `grid`, and the place in `fences()` of a fence that it overlaps.
+
+        There must be a fence. Nobody waits here.
+        """
         firsts, ends, owners = self._all_ranges()
         # Pages [low, high) of the grid overlap the range; integer division rounds towards the lower page.
         low = (firsts - grid.origin_bytes) // grid.unit_bytes

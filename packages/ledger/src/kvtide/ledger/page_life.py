@@ -15,7 +15,10 @@ from typing import NamedTuple
 
 
 class PageState(Enum):
-    """Where a page of a band stands. Fixed, held and under a copy or transfer are not states: they come on top of one."""
+    """Where a page of a band stands, and who waits before it gets new bytes.
+
+    Fixed, held and under a copy or transfer are no states: they come on top of one.
+    """
 
     BEYOND = "beyond"
     """Outside the band's span; its bytes are nobody's, or another band's. The next writer waits for nothing."""

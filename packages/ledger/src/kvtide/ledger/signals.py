@@ -23,7 +23,7 @@ from kvtide.ledger.clearance_table import Hazard
 
 
 class Access(Enum):
-    """What a copy or a transfer does to the pages of its use."""
+    """What a copy or a transfer does to the pages of its use; the next writer waits for both, a move out of them for one."""
 
     READ = "read"
     """A backup, a send: the next writer must not overtake it; a move need not wait for it."""
