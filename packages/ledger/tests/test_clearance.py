@@ -96,6 +96,19 @@ def test_holes_that_wait_for_no_forward_come_first_and_fixed_ones_not_at_all(
     assert choose_holes(consumer, usage, ids(3, 9), 1).pages.tolist() == [9]
 
 
+@pytest.mark.requirement("C8")
+def test_a_choice_among_pages_that_only_host_copies_use_is_the_band_s_own_order() -> None:
+    """With a thousand backups open it must not cost more than with none."""
+    usage = PageUsage(ForwardSteps(), 10)
+    usage.record(HostCopy("backup", Access.READ, ImmediateEvent(STREAM)), ids(3, 4))
+    assert not usage.steers_choice
+    usage.fence(ids(4))
+    assert not usage.steers_choice
+    choice = choose_holes(Consumer.ZERO, usage, ids(4, 3, 2), 2)
+    assert (choice.pages.tolist(), choice.clear_count) == ([4, 3], 2)
+    assert len(clearance(Consumer.ZERO, usage, choice.pages).stream_waits) == 1
+
+
 @pytest.mark.requirement("C8", "L6")
 def test_the_choice_follows_retirement_and_clearance_is_read_after_it() -> None:
     """A page behind a forward that has retired is as good as any; what the chosen pages must clear is theirs alone."""
@@ -132,6 +145,19 @@ def test_what_only_an_excluded_page_carries_binds_nobody() -> None:
     assert found.host_waits == ()
     assert len(found.stream_waits) == 1
     assert found.free_to_go.tolist() == [0]
+
+
+@pytest.mark.requirement("L4", "L5")
+def test_a_transfer_that_a_page_and_a_fence_both_name_is_waited_for_once() -> None:
+    """A band that grows back over what it gave away meets the same send twice; the host waits for it, and ends it, once."""
+    usage = PageUsage(ForwardSteps(), 10)
+    send = NetworkTransfer("send", Access.READ)
+    usage.record(send, ids(8, 9))
+    usage.fence(ids(9))
+    usage.fence(ids(8))
+    found = clearance(Consumer.ZERO, usage, ids(7, 8, 9))
+    assert found.host_waits == (send,)
+    assert found.free_to_go.tolist() == [7]
 
 
 @pytest.mark.requirement("L6")

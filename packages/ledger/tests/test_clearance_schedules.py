@@ -292,7 +292,7 @@ def test_without_the_cell_the_schedule_is_reported(
         assert race.second.is_write or race.first.is_write
 
 
-@pytest.mark.requirement("L5", "L6", "T4")
+@pytest.mark.requirement("L5", "L6")
 @pytest.mark.parametrize("gate_is_taken", ["before the retirement", "after it"])
 def test_ids_of_a_page_behind_a_forward_leave_behind_a_gate_taken_once_it_has_retired(
     gate_is_taken: str,

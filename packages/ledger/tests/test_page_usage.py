@@ -1,4 +1,4 @@
-"""Uses of pages one by one: what opens and ends each, what a move leaves behind, and what is refused (L4, L7, H1, H2, T1)."""
+"""Uses of pages one by one: what opens and ends each, what a move leaves behind, and what is refused (L4, L7, T1)."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_each_use_is_open_until_its_own_signal_ends() -> None:
     assert usage.is_clear
 
 
-@pytest.mark.requirement("H1")
+@pytest.mark.requirement("L4", "L5")
 def test_a_move_does_not_wait_for_a_backup_and_its_source_is_reused_only_behind_it() -> None:
     """The backup reads on, whatever moves; the fenced hole's next writer waits on its stream."""
     _, usage = band()
@@ -87,7 +87,7 @@ def test_a_move_does_not_wait_for_a_backup_and_its_source_is_reused_only_behind_
     assert usage.is_clear
 
 
-@pytest.mark.requirement("H2")
+@pytest.mark.requirement("L4", "L5")
 def test_a_load_s_pages_are_bound_from_the_take_to_the_end_of_the_copy_without_a_gap() -> None:
     """First nobody may have them, then whoever writes them waits; the record opens before the reservation ends."""
     _, usage = band()
@@ -116,7 +116,7 @@ def test_a_page_stays_fixed_until_its_last_owner_lets_go() -> None:
     assert usage.is_clear
 
 
-@pytest.mark.requirement("T4")
+@pytest.mark.requirement("L4")
 def test_a_hold_stops_moves_made_for_gain_and_binds_nobody_else() -> None:
     """Relief may move a held page for want of another layout; the gate is then taken anew."""
     _, usage = band()

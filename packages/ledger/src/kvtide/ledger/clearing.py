@@ -120,7 +120,7 @@ def choose_holes(
     those for which the host would wait; each group in the band's order, excluded pages left out. Host copies play no part: when
     one ends is not the same on every rank. Vacated pages may stand among the holes (then `PageUsage.take_vacated` follows).
     """
-    if usage.is_clear:
+    if not usage.steers_choice:
         chosen = holes[:page_count]
         return HoleChoice(chosen, len(chosen), 0)
     hazards = usage.hazards_on(holes)

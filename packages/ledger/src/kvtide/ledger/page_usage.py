@@ -281,6 +281,13 @@ class PageUsage:
         """Whether no page can carry a hazard at all: the usual case, and the quick one. Nobody waits."""
         return not (self._uses or self._vacated or self._fixed or self.fences)
 
+    @property
+    def steers_choice(self) -> bool:
+        """Whether any page can carry what a choice of holes looks at: all but host copies. Nobody waits."""
+        if self._uses.transfer_count or self._vacated or self._fixed:
+            return True
+        return any(not isinstance(fence.signal, HostCopy) for fence in self.fences.fences())
+
     def hazards_on(self, pages: IntArray) -> Hazards:
         """Every hazard of `pages`; who waits for each is in `CLEARANCE`, asking waits for nothing."""
         places, kinds, signals = self._uses.hazards_on(pages) if self._uses else (_NO_PAGES, _NO_KINDS, [])

@@ -37,6 +37,8 @@ class SignalUses:
         self._hazards: npt.NDArray[np.int8] = np.zeros(64, np.int8)
         self._free_uses: list[int] = []
         self._use_of: dict[Signal, int] = {}
+        self.transfer_count = 0
+        """Uses by transfers that are not over."""
 
     def __len__(self) -> int:
         """Uses not over."""
@@ -71,6 +73,7 @@ class SignalUses:
         self._uses[use] = PageUse(signal, nodes)
         self._hazards[use] = signal.hazard
         self._use_of[signal] = use
+        self.transfer_count += isinstance(signal, NetworkTransfer)
 
     def end(self, signal: Signal) -> IntArray:
         """Close a use; its pages. Raises `InvariantError` for a signal without one."""
@@ -84,6 +87,7 @@ class SignalUses:
         pages = self._index.remove(self._use(use).nodes)
         self._uses[use] = None
         self._free_uses.append(use)
+        self.transfer_count -= isinstance(signal, NetworkTransfer)
         return pages
 
     def hazards_on(self, pages: IntArray) -> tuple[IntArray, npt.NDArray[np.int8], list[Signal]]:
