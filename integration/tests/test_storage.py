@@ -276,6 +276,21 @@ def test_a_row_cannot_outgrow_what_it_was_admitted_for() -> None:
         storage.prepare_step([row], [1])
 
 
+@pytest.mark.requirement("L1")
+def test_a_forward_that_is_not_over_cannot_be_processed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its pages would return while it still writes them; a loop that forgot to wait must hear of it at once."""
+    storage, row = ready()
+    step = storage.prepare_step([row], [4])
+    assert isinstance(step, PreparedStep)
+    storage.launch_forward(step)
+    storage.record_forward(step)
+    with monkeypatch.context() as patch:
+        patch.setattr(storage.device, "query_event", lambda event: False)
+        with pytest.raises(InvariantError, match=r"forward\.processed_after_completion"):
+            storage.forward_processed(step)
+    storage.forward_processed(step)
+
+
 @pytest.mark.requirement("K1", "L1")
 def test_verbs_out_of_order_are_named() -> None:
     """Each hook is a promise to the allocator; one that is skipped must not pass silently."""

@@ -174,10 +174,12 @@ class KVStorage:
         self._steps.forward_recorded(launch, step.done)
 
     def forward_processed(self, step: PreparedStep) -> None:
-        """Note that the forward is over, after a host wait for it; steps are processed in launch order."""
+        """Note that the host has waited for the forward's completion; steps are processed in launch order.
+
+        The host does not wait here. Raises `InvariantError`, with nothing changed, if the forward is not over.
+        """
         record = _launched(step)
-        if step.done is not None:
-            self.device.wait_on_host(step.done)
+        if step.done is not None and self.device.query_event(step.done):
             self._steps.host_synchronised(step.done)
         self._steps.forward_processed(record)
         self.chain.forward_processed(record.forward)

@@ -4,10 +4,10 @@ The bytes of a buffer are cut into segments whose bytes have one history, and th
 
     bytes     0          48          80                128
               [ zeroing  | move, read |  read, read     |  …
-    history   by timeline and kind, newest first, a linked list that neighbours may share
+    history   by timeline and kind, in order, as an object that segments may share
 
-An access is compared with each timeline's newest access first; the list is followed only while it is unordered, so the common
-case costs one comparison a timeline. An access is forgotten once nothing that can still come is unordered with it. Segments
+An access is compared with each timeline's newest first and goes on only while it is unordered, so the common case costs one
+comparison a timeline. An access is forgotten once nothing that can still come is unordered with it. Segments
 with one history share it as one object, and an access looks at each object once, so its cost follows the histories it meets,
 hardly the segments.
 """
@@ -54,23 +54,8 @@ class Collision:
     """Exclusive."""
 
 
-class _Node:
-    """An access in the list of its timeline and kind, newest first."""
-
-    __slots__ = ("access", "depth", "older", "tick")
-
-    def __init__(self, access: Access, older: _Node | None) -> None:
-        self.access = access
-        self.tick = access.work.tick
-        self.older = older
-        self.depth: int = 0 if older is None else older.depth + 1
-
-
-_Segment: TypeAlias = dict[int, _Node]
-"""Newest node by key: timeline × 4 + 2 if late + 1 if a write. Never changed once made, so segments may share it."""
-
-_TRIM_EVERY = 16
-"""A list is searched for its dead end once it has grown by so many."""
+_Segment: TypeAlias = dict[int, tuple[Access, ...]]
+"""Accesses, oldest first, by key: timeline × 4 + 2 if late + 1 if a write. Never changed once made, so segments share it."""
 
 
 class ByteHistory:
@@ -81,11 +66,6 @@ class ByteHistory:
         self._byte_count = byte_count
         self._starts = [0]
         self._segments: list[_Segment] = [{}]
-
-    @property
-    def segment_count(self) -> int:
-        """Runs of bytes with one history each."""
-        return len(self._starts)
 
     def note(self, step: AccessStep, start_byte: int, end_byte: int) -> list[Collision]:
         """Add an access to `[start_byte, end_byte)` and return what it collides with, in byte order."""
@@ -131,28 +111,35 @@ class AccessStep:
         self._key = access.work.timeline * 4 + access.is_late * 2 + access.is_write
         self._known: dict[int, tuple[_Segment, _Segment, list[Access]]] = {}
         """By id of a history: itself, so that the id stays its own, what follows it, and what collides."""
-        self._made: dict[frozenset[_Node], tuple[_Segment, list[Access]]] = {}
+        self._made: dict[frozenset[tuple[int, tuple[Access, ...]]], tuple[_Segment, list[Access]]] = {}
+        """By what a history still holds, so that histories that have come to hold the same are one again."""
 
     def after(self, segment: _Segment) -> tuple[_Segment, list[Access]]:
         """The history that follows `segment`, and the accesses in it that this one is unordered with."""
         known = self._known.get(id(segment))
         if known is None:
             alive = _alive(segment, self._floor)
-            nodes = frozenset(alive.values())
-            made = self._made.get(nodes)
+            held = frozenset(alive.items())
+            made = self._made.get(held)
             if made is None:
                 others = _unordered(alive, self.access)
-                node = _Node(self.access, alive.get(self._key))
-                alive[self._key] = _trimmed(node, self._floor)
-                made = self._made[nodes] = alive, others
+                alive[self._key] = (*alive.get(self._key, ()), self.access)
+                made = self._made[held] = alive, others
             known = self._known[id(segment)] = segment, *made
         return known[1], known[2]
 
 
 def _alive(segment: _Segment, floor: Clock) -> _Segment:
-    """A copy of `segment` without the timelines of which everything is forgotten."""
+    """A copy of `segment` without what is forgotten."""
+    alive: _Segment = {}
     known = len(floor)
-    return {key: node for key, node in segment.items() if key >> 2 >= known or node.tick > floor[key >> 2]}
+    for key, accesses in segment.items():
+        seen = floor[key >> 2] if key >> 2 < known else 0
+        if accesses[0].work.tick > seen:
+            alive[key] = accesses
+        elif accesses[-1].work.tick > seen:
+            alive[key] = tuple(access for access in accesses if access.work.tick > seen)
+    return alive
 
 
 def _unordered(segment: _Segment, access: Access) -> list[Access]:
@@ -160,27 +147,14 @@ def _unordered(segment: _Segment, access: Access) -> list[Access]:
     found: list[Access] = []
     work, clock = access.work, access.work.clock
     known = len(clock)
-    for key, newest in segment.items():
+    for key, accesses in segment.items():
         timeline = key >> 2
         if timeline == work.timeline or not (access.is_write or key & 1):
             continue
         seen = clock[timeline] if timeline < known else 0
-        node: _Node | None = newest
-        while node is not None and node.tick > seen:
-            if not (access.is_late and work.happens_before(node.access.work)):
-                found.append(node.access)
-            node = node.older
+        for other in reversed(accesses):
+            if other.work.tick <= seen:
+                break
+            if not (access.is_late and work.happens_before(other.work)):
+                found.append(other)
     return found
-
-
-def _trimmed(newest: _Node, floor: Clock) -> _Node:
-    """`newest`, its list cut behind the last access that is not forgotten, now and then."""
-    if newest.depth % _TRIM_EVERY:
-        return newest
-    timeline = newest.access.work.timeline
-    seen = floor[timeline] if timeline < len(floor) else 0
-    node = newest
-    while node.older is not None and node.older.tick > seen:
-        node = node.older
-    node.older = None
-    return newest

@@ -119,11 +119,13 @@ class StreamQueues:
     def _pass_waits(self, stream: ModelledStream) -> None:
         """Take the waits that are over from the front of `stream`."""
         while stream.entries:
-            event = stream.entries[0].event
-            if event is None or not self.is_reached(event):
+            first = stream.entries[0]
+            if first.event is None or not self.is_reached(first.event):
                 return
-            stream.entries.popleft()
-            stream.done_count += 1
+            # Asking may have led back here, through waits of other streams, and taken it already.
+            if stream.entries and stream.entries[0] is first:
+                stream.entries.popleft()
+                stream.done_count += 1
 
 
 class SeededSchedule:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from weakref import WeakKeyDictionary
 
 import attrs
 
@@ -30,15 +31,11 @@ class RaceWatch:
         """Everything found, in the order it was found."""
         self._name_units = name_units
         self._raise_races = raise_races
-        self._watched: dict[Buffer, _Watched] = {}
+        self._watched: WeakKeyDictionary[Buffer, _Watched] = WeakKeyDictionary()
 
     def ignore(self, span: ByteSpan) -> None:
         """Take no note of accesses to `span` from now on: a sink, which anybody may write."""
         self._of(span.buffer).sinks.append((span.start_byte, span.end_byte))
-
-    def segment_count(self) -> int:
-        """Runs of bytes that are told apart, over all buffers: what the watch costs."""
-        return sum(watched.history.segment_count for watched in self._watched.values())
 
     def note(
         self,
