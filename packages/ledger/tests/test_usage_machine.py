@@ -66,6 +66,7 @@ class UsageAgainstADict(RuleBasedStateMachine):
         self.flying: list[tuple[LaunchRecord, Event, set[int] | None]] = []
         self.retired = -1
         self.serial = 0
+        self.turn = 0
 
     # ── the model's questions, page by page ──
 
@@ -306,7 +307,20 @@ class UsageAgainstADict(RuleBasedStateMachine):
         assert choice.clear_count == min(page_count, len(groups[0]))
         assert choice.after_forward_count == min(page_count - choice.clear_count, len(groups[1]))
 
+    @invariant()
+    def questions_are_answered_after_every_step(self) -> None:
+        """In turn by consumer and page, so that every state is asked about and a question leaves nothing behind."""
+        self.turn += 1
+        page = self.turn % PAGE_COUNT
+        consumer = list(Consumer)[self.turn % len(Consumer)]
+        self.ask_what_a_move_waits_for([page])
+        self.compare(consumer, self.usage, {page: self.carried(page)})
+        self.compare(consumer, self.usage, {page: self.carried(page) for page in range(PAGE_COUNT)})
+
     @rule(pages=PAGES)
+    def move_questions(self, pages: list[int]) -> None:
+        self.ask_what_a_move_waits_for(pages)
+
     def ask_what_a_move_waits_for(self, pages: list[int]) -> None:
         found = self.usage.writers(ids(pages))
         writing = [
@@ -347,5 +361,5 @@ class UsageAgainstADict(RuleBasedStateMachine):
 def test_any_run_of_uses_answers_as_a_dict_of_lists_would() -> None:
     """Which pages are free to go, what they wait for, what a move waits for and leaves behind, whoever asks and whenever."""
     run_state_machine_as_test(
-        UsageAgainstADict, settings=settings(max_examples=150, stateful_step_count=50, deadline=None)
+        UsageAgainstADict, settings=settings(max_examples=120, stateful_step_count=50, deadline=None)
     )
