@@ -63,7 +63,11 @@ def lint(session: nox.Session) -> None:
 @nox.parametrize("package", [*DISTRIBUTIONS, "tools"], ids=[*DISTRIBUTIONS, "tools"])
 def types(session: nox.Session, package: str) -> None:
     """`mypy --strict`, package by package, each reporting its own errors. Share, together: 2 min cold, 30 s warm."""
-    targets = [ROOT / "noxfile.py", ROOT / "tools"] if package == "tools" else [folder_of(package) / "src"]
+    targets = (
+        [ROOT / "noxfile.py", ROOT / "tools", ROOT / "benchmarks"]
+        if package == "tools"
+        else [folder_of(package) / "src"]
+    )
     python(session, "-m", "mypy", "--strict", "--follow-imports=silent", *targets)
 
 
@@ -78,6 +82,7 @@ def layers(session: nox.Session) -> None:
 def docs(session: nox.Session) -> None:
     """Generated pages are current, links resolve, README examples run, fragments are well named. Share: 30 s."""
     python(session, "tools/requirements.py", "--check")
+    python(session, "tools/invariants.py", "--check")
     python(session, "tools/docs.py")
     for name in DISTRIBUTIONS:
         draft = ("build", "--draft", "--version", "next", "--dir", folder_of(name))

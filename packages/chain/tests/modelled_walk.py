@@ -171,6 +171,7 @@ class ModelledWalk:
             return
         forward = self.flying.pop(0)
         self.device.wait_on_host(forward.end)
+        self.steps.host_synchronised(forward.end)
         self.steps.forward_processed(forward.record)
         with self.device.no_host_waits("forward_processed"):
             self.chain.forward_processed(forward.record.forward)

@@ -96,6 +96,7 @@ class Walk:
         self.chain = chain_over(layout, self.device, self.steps)
         self.held: dict[str, dict[int, int]] = {band.name: {} for band in layout.bands}
         self.in_flight: list[LaunchRecord] = []
+        self.events: list[Event] = []
         self.written = 0
 
     def bytes_of(self, band_name: str, virtual: int) -> np.ndarray:
@@ -147,11 +148,13 @@ class Walk:
         for band in self.layout.bands:
             for unit in self.chain.live_units(band.name).tolist():
                 self.device.touched_by[band.start_byte(unit) : band.start_byte(unit + 1)] = record.forward
-        self.steps.forward_recorded(record, self.device.record_forward(record.forward))
+        self.events.append(self.device.record_forward(record.forward))
+        self.steps.forward_recorded(record, self.events[-1])
         self.in_flight.append(record)
 
     def process(self) -> None:
         record = self.in_flight.pop(0)
+        self.steps.host_synchronised(self.events.pop(0))
         self.steps.forward_processed(record)
         self.device.cleared = max(self.device.cleared, record.forward)
         self.chain.forward_processed(record.forward)

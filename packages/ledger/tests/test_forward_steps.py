@@ -26,6 +26,12 @@ def in_flight(count: int) -> tuple[ForwardSteps, list[LaunchRecord]]:
     return steps, records
 
 
+def synchronise(steps: ForwardSteps) -> None:
+    """The host waits for the newest forward in flight, which covers those before it."""
+    assert steps.newest_recorded is not None
+    steps.host_synchronised(steps.newest_recorded.event)
+
+
 def in_flight_of(steps: ForwardSteps) -> tuple[RecordedForward | None, int]:
     return steps.newest_recorded, steps.in_flight_count
 
@@ -59,8 +65,10 @@ def test_forwards_pass_from_launch_to_processing_in_launch_order() -> None:
     steps.forward_recorded(second, second_event)
     assert steps.newest_recorded.event is second_event
     assert steps.in_flight_count == 2
+    steps.host_synchronised(first_event)
     steps.forward_processed(first)
     assert steps.newest_recorded.event is second_event
+    steps.host_synchronised(second_event)
     steps.forward_processed(second)
     assert in_flight_of(steps) == (None, 0)
 
@@ -135,6 +143,7 @@ def test_each_forward_records_a_fresh_event() -> None:
     assert broken(lambda: steps.forward_recorded(record, used))[0] == "forward.fresh_event"
     assert broken(lambda: steps.check_pages_may_change("a take"))[0] == "forward.record_before_pages"
     steps.forward_recorded(record, fresh_event())
+    synchronise(steps)
     steps.forward_processed(first)
     steps.forward_processed(record)
 
@@ -146,6 +155,7 @@ def test_each_forward_records_a_fresh_event() -> None:
 def test_recorded_forwards_are_processed_once_and_in_launch_order(slip: str) -> None:
     """Processing returns pages of every forward before it: out of order it would return pages still written."""
     steps, (oldest, newer) = in_flight(2)
+    synchronise(steps)
     match slip:
         case "out of order":
             record = newer
@@ -173,6 +183,7 @@ def test_with_nothing_in_flight_nothing_is_pending() -> None:
     """A page that pends behind no forward would never come back."""
     steps, (record,) = in_flight(1)
     steps.check_idle(3)
+    synchronise(steps)
     steps.forward_processed(record)
     steps.check_idle(0)
     invariant, text = broken(lambda: steps.check_idle(3))
@@ -180,3 +191,78 @@ def test_with_nothing_in_flight_nothing_is_pending() -> None:
     assert "3 pages pend" in text
     steps.forward_launched()
     assert broken(lambda: steps.check_idle(3))[0] == "forward.idle_has_no_pending"
+
+
+@pytest.mark.requirement("L1")
+@pytest.mark.parametrize("seen", ["nothing", "an older forward", "another event"])
+def test_a_forward_is_processed_only_after_a_host_wait_that_covers_it(seen: str) -> None:
+    """Its pages return on that promise alone: no stream waits for it after this. Nothing changes before."""
+    steps, (oldest, newer) = in_flight(2)
+    if seen == "another event":
+        steps.host_synchronised(fresh_event())
+        oldest_or_newer = oldest
+    elif seen == "an older forward":
+        steps.host_synchronised(steps.recorded(oldest.forward).event)
+        steps.forward_processed(oldest)
+        oldest_or_newer = newer
+    else:
+        oldest_or_newer = oldest
+    before = (in_flight_of(steps), steps.retired_through)
+    invariant, text = broken(lambda: steps.forward_processed(oldest_or_newer))
+    assert invariant == "forward.processed_after_completion"
+    assert f"forward {oldest_or_newer.forward} is processed, the host has waited for forwards up to " in text
+    assert (in_flight_of(steps), steps.retired_through) == before
+    synchronise(steps)
+    steps.forward_processed(oldest_or_newer)
+
+
+@pytest.mark.requirement("L1")
+def test_a_host_wait_for_a_completion_behind_the_event_covers_the_forward_and_those_before() -> None:
+    """A scheduler waits for the result's copy, not for the forward; the copy lies behind it."""
+    steps, (first, second, third) = in_flight(3)
+    result_copied = fresh_event()
+    steps.completion_recorded(second, result_copied)
+    assert broken(lambda: steps.forward_processed(first))[0] == "forward.processed_after_completion"
+    steps.host_synchronised(result_copied)
+    steps.forward_processed(first)
+    steps.forward_processed(second)
+    assert broken(lambda: steps.forward_processed(third))[0] == "forward.processed_after_completion"
+    invariant, text = broken(lambda: steps.completion_recorded(second, fresh_event()))
+    assert invariant == "forward.use_names_one_in_flight"
+    assert f"a use names forward {second.forward}, in flight are [{third.forward}]" in text
+
+
+@pytest.mark.requirement("L6")
+def test_a_forward_retires_when_processed_or_when_the_schedule_stream_waits_for_it_with_all_before_it() -> (
+    None
+):
+    """Forwards run in order on one stream, so the newest that is waited for covers the rest. It stays unprocessed."""
+    steps, (first, second, third) = in_flight(3)
+    assert steps.retired_through == -1
+    assert steps.newest_unretired == steps.newest_recorded
+    steps.wait_queued(steps.recorded(second.forward).event)
+    assert steps.retired_through == second.forward
+    assert steps.in_flight_count == 3
+    assert steps.newest_unretired == steps.newest_recorded
+    synchronise(steps)
+    steps.forward_processed(first)
+    assert steps.retired_through == second.forward, "what has retired stays so"
+    steps.wait_queued(fresh_event())
+    assert steps.retired_through == second.forward, "an event of no forward retires none"
+    steps.wait_queued(steps.recorded(third.forward).event)
+    assert steps.newest_unretired is None
+    assert steps.newest_recorded is not None, "pages freed from now on still wait for its processing"
+    assert broken(lambda: steps.recorded(first.forward))[0] == "forward.use_names_one_in_flight"
+
+
+@pytest.mark.requirement("L7")
+def test_a_step_without_a_forward_is_never_waited_for() -> None:
+    """It has no event: a page freed meanwhile waits for the last forward that has one, or for nothing at all."""
+    steps, (forward,) = in_flight(1)
+    prebuilt = steps.forward_launched()
+    steps.forward_aborted(prebuilt)
+    assert steps.newest_recorded is not None
+    assert steps.newest_recorded.forward == forward.forward
+    synchronise(steps)
+    steps.forward_processed(forward)
+    assert steps.newest_recorded is None

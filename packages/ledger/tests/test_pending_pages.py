@@ -167,7 +167,8 @@ class PendingAgainstAList(RuleBasedStateMachine):
     @precondition(lambda self: self.flying)
     @rule(place=st.integers(0, 2))
     def process(self, place: int) -> None:
-        record, _ = self.flying[min(place, len(self.flying) - 1)]
+        record, event = self.flying[min(place, len(self.flying) - 1)]
+        self.steps.host_synchronised(event)
         if record is not self.flying[0][0]:
             with pytest.raises(InvariantError):
                 self.steps.forward_processed(record)

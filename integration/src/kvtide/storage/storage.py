@@ -171,12 +171,8 @@ class KVStorage:
         synchronised with it.
         """
         record = self._launched(step, "process", StepState.RECORDED)
-        if step.done_event is not None and not self.device.query_event(step.done_event):
-            raise InvariantError(
-                "forward.processed_after_completion",
-                f"forward {record.forward} is processed before it completed",
-                "the host did not wait for an event behind the forward before it looked at the result",
-            )
+        if step.done_event is not None and self.device.query_event(step.done_event):
+            self._steps.host_synchronised(step.done_event)
         self._steps.forward_processed(record)
         self.chain.forward_processed(record.forward)
         step.state = StepState.PROCESSED

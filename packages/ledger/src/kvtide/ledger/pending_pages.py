@@ -7,17 +7,16 @@ for is *processed*, or a take that needs them *settles* the oldest batches, whic
 from __future__ import annotations
 
 from collections import deque
+from typing import NamedTuple
 
-import attrs
 import numpy as np
 
 from kvtide.device import Event, IntArray
 from kvtide.ledger.forward_steps import RecordedForward
 
 
-@attrs.frozen(eq=False)
-class PendingBatch:
-    """Pages of one free."""
+class PendingBatch(NamedTuple):
+    """Pages of one free. A stream that needs them early waits for `event`; otherwise nobody waits."""
 
     forward: int
     """The forward they wait for: the newest in flight when they were freed."""
@@ -30,25 +29,25 @@ class PendingBatch:
 
 
 class PendingPages:
-    """Pending batches of one band, oldest first."""
+    """Pending batches of one band, oldest first. It never waits itself; `settle` says what a stream must wait for."""
 
     def __init__(self) -> None:
         self._batches: deque[PendingBatch] = deque()
         self._page_count = 0
 
     def __len__(self) -> int:
-        """Pages in all batches."""
+        """Pages in all batches; free in every question of capacity. Nobody waits here."""
         return self._page_count
 
     def add(self, pages: IntArray, newest: RecordedForward) -> None:
-        """Let `pages` wait for `newest`, the newest forward in flight."""
+        """Let `pages` wait for `newest`, the newest forward in flight; neither host nor stream waits now."""
         if not len(pages):
             return
         self._batches.append(PendingBatch(newest.forward, newest.event, pages))
         self._page_count += len(pages)
 
     def release_through(self, forward: int) -> IntArray:
-        """Pages of every batch keyed at or before `forward`, which has been processed."""
+        """Pages of every batch keyed at or before `forward`, which the host has waited for and processed; nobody waits now."""
         batches = []
         while self._batches and self._batches[0].forward <= forward:
             batches.append(self._batches.popleft())
@@ -57,8 +56,9 @@ class PendingPages:
     def settle(self, page_count: int) -> tuple[IntArray, Event | None]:
         """The oldest whole batches that cover `page_count` pages, and the newest event among them.
 
-        Batches that share that event come too: the wait that clears one clears all. The caller's stream must wait that event before anything writes the pages; events of one stream are reached in
-        order, so it covers the older ones. The host does not wait, and the forwards stay in flight.
+        Batches that share that event come too: the wait that clears one clears all. The caller's stream must wait for that
+        event before anything writes the pages; events of one stream are reached in order, so it covers the older ones. The
+        host does not wait, and the forwards stay in flight.
         """
         batches: list[PendingBatch] = []
         covered = 0
@@ -70,10 +70,13 @@ class PendingPages:
         return self._pages_of(batches), batches[-1].event if batches else None
 
     def pages(self) -> IntArray:
-        """Every pending page, oldest batch first."""
+        """Every pending page, oldest batch first. Nobody waits here."""
         return _concatenate([batch.pages for batch in self._batches])
 
     def _pages_of(self, batches: list[PendingBatch]) -> IntArray:
+        if len(batches) == 1:
+            self._page_count -= len(batches[0].pages)
+            return batches[0].pages
         pages = _concatenate([batch.pages for batch in batches])
         self._page_count -= len(pages)
         return pages

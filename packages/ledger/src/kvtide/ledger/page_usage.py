@@ -1,0 +1,385 @@
+"""Every use of a band's pages that is not over (row L4): the band's ledger.
+
+| use | opened by | over when | its hazard |
+| - | - | - | - |
+| a forward writes pages, perhaps unknown ones | `record_forward_writes` | the forward retires | none to the next writer (the page is live, or pends); a move waits |
+| a copy or transfer reads or writes pages | `record` | `end` | COPY_READ, COPY_WRITE, NETWORK |
+| a move left its sources behind, and some forward or send still reads them | `vacate` | `take_ready_vacated` | FORWARD, NETWORK |
+| such bytes left the band with its frontier | `fence` | the reader is over | the reader's, for whichever band writes next |
+| somebody was promised that pages stay | `fix`, `hold` | `unfix`, `release_hold` | FIXED; none for a hold |
+
+Pages travel as one-dimensional int64 arrays that name no page twice; a use keeps a reference to its array, so the caller must
+not write to it afterwards. Adding a use of n pages costs O(n), ending one O(its pages), a question about n pages O(n + the
+uses found), none of them a Python loop over pages. The ledger decides nothing and waits for nothing: `clearance` and
+`choose_holes` read it, callers queue the waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from kvtide.device import IntArray, UnitGrid
+from kvtide.ledger.claims import Claims
+from kvtide.ledger.clearance_table import Hazard
+from kvtide.ledger.errors import InvariantError
+from kvtide.ledger.fenced_bytes import Fence, FencedBytes, byte_ranges
+from kvtide.ledger.forward_steps import ForwardSteps, RecordedForward
+from kvtide.ledger.forward_writes import ForwardWrites
+from kvtide.ledger.signal_uses import SignalUses, named_twice, some
+from kvtide.ledger.signals import Access, HostCopy, NetworkTransfer, ReceiveHold, Signal
+from kvtide.ledger.vacated_pages import VacatedPages
+
+BoolArray: TypeAlias = npt.NDArray[np.bool_]
+_NO_PAGES: IntArray = np.empty(0, np.int64)
+_NO_KINDS: npt.NDArray[np.int8] = np.empty(0, np.int8)
+_NO_FORWARD = -1
+
+
+class Writers(NamedTuple):
+    """What a move must wait for before it reads its sources: all that may still write them."""
+
+    forward: RecordedForward | None
+    """The newest unretired forward that may write a source: the schedule stream waits for its event."""
+
+    copies: tuple[HostCopy, ...]
+    """Loads: the schedule stream waits for their finish events."""
+
+    transfers: tuple[NetworkTransfer, ...]
+    """Receives: the host waits, outside every stream."""
+
+
+class Hazards(NamedTuple):
+    """What binds the next writer of some pages. Who waits for each, and where, is in `CLEARANCE`."""
+
+    places: IntArray
+    """Places in the pages asked about, one for each pair of a page and a hazard on it."""
+
+    kinds: npt.NDArray[np.int8]
+    """The `Hazard` of each pair."""
+
+    signals: list[Signal]
+    """Copies and transfers among them, each once."""
+
+    newest_forward: int
+    """The newest unretired forward that may read one of the pages; −1 for none."""
+
+
+class PageUsage:
+    """The ledger of one band. Nothing in it waits, neither the host nor a stream."""
+
+    def __init__(
+        self,
+        steps: ForwardSteps,
+        page_count: int,
+        *,
+        name: str = "pages",
+        grid: UnitGrid | None = None,
+        fences: FencedBytes | None = None,
+    ) -> None:
+        """No use of pages `[0, page_count)`; forwards retire as `steps` says.
+
+        Bands that share an arena share its `fences` and each give their `grid`; a single band needs neither. Memory is
+        zeroed, so pages that no use names cost nothing.
+        """
+        self.name = name
+        """For reports."""
+        self.steps = steps
+        """The forwards whose retirement it follows."""
+        self.fences = FencedBytes(steps) if fences is None else fences
+        """Bytes outside every span of the arena that somebody still reads."""
+        self.grid = UnitGrid(0, 16) if grid is None else grid
+        """Where its pages lie."""
+        self.page_count = page_count
+        """Pages it can speak of."""
+        self._uses = SignalUses(name, page_count)
+        self._writes = ForwardWrites(steps, page_count)
+        self._vacated = VacatedPages(page_count)
+        self._fixed = Claims(page_count)
+        self._held = Claims(page_count)
+        self._transfer_ended = False
+
+    # ── forward writes ──
+
+    def record_forward_writes(self, forward: RecordedForward, pages: IntArray | None) -> None:
+        """Note what a recorded forward writes here, None for "unknown" (row L7), until it retires. Nobody waits.
+
+        By reference: on the per-step path it costs the same for any number of pages.
+        """
+        self._writes.record(forward, pages)
+
+    def writers(self, sources: IntArray) -> Writers:
+        """What a move of `sources` waits for, each kind where its field says. Asking waits for nothing."""
+        _, _, signals = self._uses.hazards_on(sources)
+        writing = [signal for signal in signals if signal.access is Access.WRITE]
+        return Writers(
+            self._writes.newest_writer(sources),
+            tuple(signal for signal in writing if isinstance(signal, HostCopy)),
+            tuple(signal for signal in writing if isinstance(signal, NetworkTransfer)),
+        )
+
+    def stopping(self, sources: IntArray) -> BoolArray:
+        """Which of `sources` a move made for gain leaves alone; asking waits for nothing, and such a move never does.
+
+        Those that an unretired forward may write (all of them while one's writes are unknown), that a receive writes, that are
+        fixed, or that are held.
+        """
+        stop = self._writes.written(sources) | self._fixed.claimed(sources) | self._held.claimed(sources)
+        for use, places in self._uses.by_use(sources):
+            if isinstance(use.signal, NetworkTransfer) and use.signal.access is Access.WRITE:
+                stop[places] = True
+        return stop
+
+    # ── copies and transfers ──
+
+    def record(self, signal: Signal, pages: IntArray) -> None:
+        """Open a use of `pages` by a copy or transfer that is submitted; nobody waits now, the next writer will.
+
+        One record a signal and band: raises `InvariantError` for a second, and for a page named twice or outside the band.
+        """
+        self._check_pages(pages, signal.name)
+        self._uses.record(signal, pages)
+
+    def end(self, signal: Signal) -> IntArray:
+        """Close the use of a copy that is acknowledged or a transfer that is released; its pages.
+
+        Call it in the agreed round, or for a transfer when a move's host wait has returned; this call does not wait. Pages that
+        a move vacated come back by `take_ready_vacated`. Raises `InvariantError` for a signal without a use here.
+        """
+        pages = self._uses.end(signal)
+        self.fences.end(signal)
+        self._transfer_ended |= isinstance(signal, NetworkTransfer)
+        return pages
+
+    def __contains__(self, signal: Signal) -> bool:
+        """Whether a copy or transfer has a use here that is not over. Nobody waits."""
+        return signal in self._uses
+
+    def signals(self) -> tuple[Signal, ...]:
+        """Copies and transfers whose uses are not over, in the order in which they were recorded. Nobody waits."""
+        return self._uses.signals()
+
+    def transfer_pages(self) -> IntArray:
+        """Every page that a transfer reads or writes, ascending: what a plan lays out around, so that no host waits."""
+        return self._uses.transfer_pages()
+
+    # ── moves ──
+
+    def vacate(self, sources: IntArray) -> IntArray:
+        """Note that a move has copied `sources` away; those that are holes at once. The host does not wait.
+
+        Call it once the move's copy is queued behind `writers(sources)`. A source that an unretired forward or a send may still
+        read stays behind as vacated. One that only a backup reads is a hole already: its record here makes the next writer's
+        stream wait. Raises `InvariantError`, with nothing changed, for a source that is fixed or still written.
+        """
+        self.steps.check_pages_may_change("a move")
+        self._check_pages(sources, "a move")
+        self._check_moved(sources)
+        newest = self.steps.newest_unretired
+        if newest is not None:
+            self._vacated.add(sources, newest.forward)
+            return _NO_PAGES
+        sent = self._uses.under_transfer(sources)
+        self._vacated.add(sources[sent], _NO_FORWARD)
+        return sources[~sent]
+
+    def take_ready_vacated(self) -> IntArray:
+        """Vacated pages whose forwards have retired and whose sends are over: holes from now on. Nobody waits.
+
+        A backup may still read some; their records stay, and the next writer's stream waits for it.
+        """
+        if not len(self._vacated):
+            return _NO_PAGES
+        retired = self._vacated.take_retired(self.steps.retired_through, behind_sends=self._transfer_ended)
+        self._transfer_ended = False
+        sent = self._uses.under_transfer(retired)
+        self._vacated.add(retired[sent], _NO_FORWARD)
+        return retired[~sent]
+
+    def take_vacated(self, pages: IntArray) -> None:
+        """Hand out vacated pages early, under their `clearance`; the caller has queued its waits, none is made here.
+
+        Raises `InvariantError` for a page that is not vacated.
+        """
+        vacated = self._vacated.contains(pages)
+        if not vacated.all():
+            raise InvariantError(
+                "usage.vacated_page",
+                f"pages {some(pages[~vacated])} of band {self.name!r} are taken as vacated and are not",
+                "they came back by take_ready_vacated before, or were never vacated",
+            )
+        self._vacated.remove(pages)
+
+    def vacated_pages(self) -> IntArray:
+        """Every vacated page: in the span, free in questions of capacity, not to be written yet. Nobody waits."""
+        return self._vacated.pages()
+
+    def fence(self, pages: IntArray) -> None:
+        """The frontier has retreated past free or vacated `pages`: whoever reads them is kept by byte range. Nobody waits now.
+
+        From here on the bytes may belong to any band; its next writer meets the hazard, and waits as `CLEARANCE` says. Raises
+        `InvariantError`, with nothing changed, for a fixed page: it may not leave.
+        """
+        if self._fixed and self._fixed.claimed(pages).any():
+            raise self._fixed_page(pages, "leave the band")
+        left = pages[self._vacated.contains(pages)]
+        for forward, group in self._vacated.by_forward(left):
+            if forward > self.steps.retired_through:
+                self.fences.add(Fence(Hazard.FORWARD, None, forward, *byte_ranges(self.grid, group)))
+        self._vacated.remove(left)
+        for use, places in self._uses.by_use(pages):
+            ranges = byte_ranges(self.grid, pages[places])
+            self.fences.add(Fence(use.signal.hazard, use.signal, _NO_FORWARD, *ranges))
+
+    # ── fixed and held pages ──
+
+    def fix(self, owner: Hashable, pages: IntArray) -> None:
+        """Promise that `pages` neither move nor are handed out until `unfix(owner)`; owners nest. Nobody waits for it.
+
+        An owner is a `Reservation`, a transfer in quarantine, a relief: anything with an identity.
+        """
+        self._check_pages(pages, f"fixing for {owner}")
+        self._fixed.add(owner, pages)
+
+    def unfix(self, owner: Hashable) -> IntArray:
+        """End an owner's promise; its pages, of which others may still fix some. Nobody waits.
+
+        A load's reservation ends after its copy is recorded, so that no moment is left in between. Raises `InvariantError` for
+        an owner that fixes nothing.
+        """
+        return self._release(self._fixed, owner, "fixes")
+
+    def hold(self, hold: ReceiveHold, pages: IntArray) -> None:
+        """Keep moves made for gain away from a receive's pages until publication; nobody waits for a hold."""
+        self._check_pages(pages, hold.name)
+        self._held.add(hold, pages)
+
+    def release_hold(self, hold: ReceiveHold) -> IntArray:
+        """End a hold; its pages. Nobody waits. Raises `InvariantError` for one that holds nothing."""
+        return self._release(self._held, hold, "holds")
+
+    @property
+    def has_holds(self) -> bool:
+        """Whether a receive awaits publication: a flush for gain leaves the whole band alone. Nobody waits."""
+        return bool(self._held)
+
+    def fixed_pages(self) -> IntArray:
+        """Every fixed page, ascending: what a plan cannot move. Nobody waits for them."""
+        return self._fixed.pages()
+
+    def held_pages(self) -> IntArray:
+        """Every held page, ascending. Nobody waits for them."""
+        return self._held.pages()
+
+    # ── what clearance reads ──
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether no page can carry a hazard at all: the usual case, and the quick one. Nobody waits."""
+        return not (self._uses or self._vacated or self._fixed or self.fences)
+
+    @property
+    def steers_choice(self) -> bool:
+        """Whether any page can carry what a choice of holes looks at: all but host copies. Nobody waits."""
+        if self._uses.transfer_count or self._vacated or self._fixed:
+            return True
+        return any(not isinstance(fence.signal, HostCopy) for fence in self.fences.fences())
+
+    def hazards_on(self, pages: IntArray) -> Hazards:
+        """Every hazard of `pages`; who waits for each is in `CLEARANCE`, asking waits for nothing."""
+        places, kinds, signals = self._uses.hazards_on(pages) if self._uses else (_NO_PAGES, _NO_KINDS, [])
+        found = [(places, kinds)]
+        newest = _NO_FORWARD
+        if self._vacated:
+            places, newest = self._vacated.unretired(pages, self.steps.retired_through)
+            found.append((places, np.full(len(places), Hazard.FORWARD, np.int8)))
+        if self._fixed:
+            places = np.flatnonzero(self._fixed.claimed(pages))
+            found.append((places, np.full(len(places), Hazard.FIXED, np.int8)))
+        if self.fences:
+            fences = self.fences.fences()
+            places, which = self.fences.find(self.grid, pages)
+            for fence in (fences[place] for place in np.unique(which).tolist()):
+                newest = max(newest, fence.forward)
+                if fence.signal is not None and fence.signal not in signals:
+                    signals.append(fence.signal)
+            found.append((places, np.array([fence.hazard for fence in fences], np.int8)[which]))
+        if len(found) == 1:
+            return Hazards(*found[0], signals, newest)
+        return Hazards(
+            np.concatenate([places for places, _ in found]),
+            np.concatenate([kinds for _, kinds in found]),
+            signals,
+            newest,
+        )
+
+    def open_uses(self) -> tuple[str, ...]:
+        """One line for each use that is not over, for reports and leak checks; nobody waits."""
+        band = f"band {self.name!r}"
+        lines = [f"{signal.name!r} uses pages of {band}" for signal in self._uses.signals()]
+        if self._vacated:
+            lines.append(f"{len(self._vacated)} pages of {band} are vacated")
+        lines += [f"{owner!r} fixes pages of {band}" for owner in self._fixed.owners()]
+        lines += [f"{owner!r} holds pages of {band}" for owner in self._held.owners()]
+        return tuple(lines)
+
+    def check_idle(self) -> None:
+        """Raise `InvariantError` if any use is not over; to be asked with nothing in flight anywhere. Nobody waits."""
+        found = self.open_uses()
+        if found:
+            raise InvariantError(
+                "usage.idle_has_no_use",
+                "; ".join(found),
+                "a copy, transfer, reservation or hold was never ended",
+            )
+
+    # ── helpers ──
+
+    def _release(self, claims: Claims, owner: Hashable, verb: str) -> IntArray:
+        if owner not in claims:
+            raise InvariantError(
+                "usage.claim_released_once",
+                f"{owner!r} {verb} no page of band {self.name!r}",
+                "its claim was released before, or made in another band",
+            )
+        return claims.remove(owner)
+
+    def _check_pages(self, pages: IntArray, who: str) -> None:
+        if len(pages) and (pages.min() < 0 or pages.max() >= self.page_count):
+            raise InvariantError(
+                "usage.page_in_band",
+                f"{who!r} names pages from {pages.min()} to {pages.max()}, band {self.name!r} holds [0, {self.page_count})",
+                "ids of another band, virtual ids, or a masked entry",
+            )
+
+    def _check_moved(self, sources: IntArray) -> None:
+        if self._fixed and self._fixed.claimed(sources).any():
+            raise self._fixed_page(sources, "move")
+        waited = self.writers(sources)
+        if waited.forward is not None or waited.transfers:
+            names = [transfer.name for transfer in waited.transfers]
+            raise InvariantError(
+                "usage.move_follows_writers",
+                f"pages of band {self.name!r} have moved, forward {waited.forward and waited.forward.forward} or transfers "
+                f"{names} may still write them",
+                "the move did not wait for writers(sources), or the wait was not told to wait_queued or end",
+            )
+        vacated = self._vacated.contains(sources)
+        if vacated.any():
+            raise InvariantError(
+                "usage.vacated_once",
+                f"pages {some(sources[vacated])} of band {self.name!r} are vacated already",
+                "a move was recorded twice, or moved a page that is not live",
+            )
+        if not self._vacated.named_once(sources):
+            raise named_twice(self.name, sources, "a move")
+
+    def _fixed_page(self, pages: IntArray, verb: str) -> InvariantError:
+        return InvariantError(
+            "usage.fixed_page_stays",
+            f"pages {some(pages[self._fixed.claimed(pages)])} of band {self.name!r} {verb}, fixed by {self._fixed.owners()}",
+            "a plan left a fixed page out",
+        )

@@ -1,0 +1,149 @@
+"""Uses of a band's pages by host copies and network transfers, opened and closed by their signals (rows L4, H1, T1)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from kvtide.device import IntArray
+from kvtide.ledger.clearance_table import Hazard
+from kvtide.ledger.errors import InvariantError
+from kvtide.ledger.signals import NetworkTransfer, Signal
+from kvtide.ledger.use_index import UseIndex
+
+_FEW = 256  # below, a set is quicker than NumPy's own calls
+
+
+class PageUse(NamedTuple):
+    """One copy's or transfer's use of pages. Who waits for it, on a stream or on the host, is in `CLEARANCE`."""
+
+    signal: Signal
+    """What ends it."""
+
+    nodes: IntArray
+    """Its entries in the index, one a page."""
+
+
+class SignalUses:
+    """Uses of one band that a signal ends. It never waits, on host or stream."""
+
+    def __init__(self, name: str, page_count: int) -> None:
+        """No use of pages `[0, page_count)` of band `name`."""
+        self._name = name
+        self._index = UseIndex(page_count)
+        self._uses: list[PageUse | None] = []
+        self._hazards: npt.NDArray[np.int8] = np.zeros(64, np.int8)
+        self._free_uses: list[int] = []
+        self._use_of: dict[Signal, int] = {}
+        self.transfer_count = 0
+        """Uses by transfers that are not over."""
+
+    def __len__(self) -> int:
+        """Uses not over."""
+        return len(self._use_of)
+
+    def __contains__(self, signal: Signal) -> bool:
+        """Whether the signal has a use that is not over."""
+        return signal in self._use_of
+
+    def signals(self) -> tuple[Signal, ...]:
+        """Signals of the uses not over, in the order in which they were recorded."""
+        return tuple(self._use_of)
+
+    def record(self, signal: Signal, pages: IntArray) -> None:
+        """Open a use; raises `InvariantError`, with nothing changed, for a second one and for a page named twice."""
+        if signal in self._use_of:
+            raise InvariantError(
+                "usage.one_record_a_use",
+                f"{signal.name!r} has a use of band {self._name!r} already",
+                "a submission was recorded twice; name all of its pages in one call",
+            )
+        use = self._free_uses[-1] if self._free_uses else len(self._uses)
+        nodes = self._index.add(use, pages)
+        if nodes is None:
+            raise named_twice(self._name, pages, signal.name)
+        if self._free_uses:
+            self._free_uses.pop()
+        else:
+            self._uses.append(None)
+            if use == len(self._hazards):
+                self._hazards = np.concatenate([self._hazards, np.zeros(use, np.int8)])
+        self._uses[use] = PageUse(signal, nodes)
+        self._hazards[use] = signal.hazard
+        self._use_of[signal] = use
+        self.transfer_count += isinstance(signal, NetworkTransfer)
+
+    def end(self, signal: Signal) -> IntArray:
+        """Close a use; its pages. Raises `InvariantError` for a signal without one."""
+        if signal not in self._use_of:
+            raise InvariantError(
+                "usage.ended_once",
+                f"{signal.name!r} has no use of band {self._name!r} to end",
+                "it was ended twice, or recorded in another band",
+            )
+        use = self._use_of.pop(signal)
+        pages = self._index.remove(self._use(use).nodes)
+        self._uses[use] = None
+        self._free_uses.append(use)
+        self.transfer_count -= isinstance(signal, NetworkTransfer)
+        return pages
+
+    def hazards_on(self, pages: IntArray) -> tuple[IntArray, npt.NDArray[np.int8], list[Signal]]:
+        """Places in `pages` and the hazard at each, one entry for each page and use, and the signals among them, each once."""
+        places, uses = self._index.find(pages)
+        return places, self._hazards[uses], [self._use(use).signal for use in _distinct(uses)]
+
+    def by_use(self, pages: IntArray) -> list[tuple[PageUse, IntArray]]:
+        """Each use of some of `pages`, with its places in `pages`."""
+        places, uses = self._index.find(pages)
+        order = np.argsort(uses, kind="stable")
+        uses = uses[order]
+        starts = np.flatnonzero(np.diff(uses, prepend=-1))
+        groups = np.split(places[order], starts[1:])
+        return [(self._use(use), group) for use, group in zip(uses[starts].tolist(), groups, strict=False)]
+
+    def under_transfer(self, pages: IntArray) -> npt.NDArray[np.bool_]:
+        """Which of `pages` a transfer reads or writes; shape and order of `pages`."""
+        places, uses = self._index.find(pages)
+        found = np.zeros(len(pages), np.bool_)
+        found[places[self._hazards[uses] == Hazard.NETWORK]] = True
+        return found
+
+    def transfer_pages(self) -> IntArray:
+        """Every page that a transfer reads or writes, ascending."""
+        nodes = [
+            self._use(use).nodes
+            for signal, use in self._use_of.items()
+            if isinstance(signal, NetworkTransfer)
+        ]
+        return np.unique(self._index.pages_of(np.concatenate(nodes))) if nodes else np.empty(0, np.int64)
+
+    def _use(self, use: int) -> PageUse:
+        found = self._uses[use]
+        assert found is not None, f"use {use} of band {self._name!r} is indexed and over"
+        return found
+
+
+def named_twice(band_name: str, pages: IntArray, who: str) -> InvariantError:
+    """The error for a list that names a page twice."""
+    entries, times = np.unique(pages, return_counts=True)
+    return InvariantError(
+        "usage.page_named_once",
+        f"{who!r} names pages {some(entries[times > 1])} of band {band_name!r} twice",
+        "page lists were joined that overlap",
+    )
+
+
+def some(pages: IntArray) -> str:
+    """The first few pages, for an error's text."""
+    shown = ", ".join(str(page) for page in pages[:8].tolist())
+    return f"[{shown}]" if len(pages) <= 8 else f"[{shown}, … {len(pages)} in all]"
+
+
+def _distinct(numbers: IntArray) -> list[int]:
+    """Each number once, ascending."""
+    if len(numbers) > _FEW:
+        numbers = np.unique(numbers)
+    return sorted(set(numbers.tolist()))
