@@ -212,7 +212,7 @@ _ALL = (
     Invariant(
         id="storage.leak",
         guard="storage",
-        holds="While no row is in use no unit is held.",
+        holds="At idle, the units held are those that the rows in use hold.",
     ),
     Invariant(
         id="storage.promise_leak",
