@@ -47,6 +47,23 @@ class ConfigFields:
         """Whether the file sets the field to `null` on purpose."""
         return name in self.values and self.values[name] is None
 
+    def nested(self, name: str) -> ConfigFields:
+        """The object inside field `name`; no fields where it is left out."""
+        value = self.get(name)
+        if value is not None and not isinstance(value, Mapping):
+            raise self.error(name, f"must be a JSON object, found {_shown(value)}")
+        return ConfigFields(value or {}, f"{self.path}{name}.")
+
+    def with_defaults(self, defaults: Mapping[str, Any]) -> ConfigFields:
+        """The same fields, with `defaults` before the family's own."""
+        return attrs.evolve(self, defaults={**self.defaults, **defaults})
+
+    def overlaid(self, names: Mapping[str, str]) -> ConfigFields:
+        """The same fields, with the value of each key of `names` under its value's name too."""
+        return attrs.evolve(
+            self, values={**self.values, **{to: self.values[name] for name, to in names.items()}}
+        )
+
     def error(self, name: str, complaint: str) -> ConfigError:
         """An error about one field: `text_config.head_dim must be …`."""
         return ConfigError(f"{self.path}{name} {complaint}")
