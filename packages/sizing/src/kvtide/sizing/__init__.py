@@ -13,14 +13,30 @@ from kvtide.sizing.budget import (
     requests_that_fit,
     size_plan,
 )
-from kvtide.sizing.demand import KVDemand, request_demand
+from kvtide.sizing.demand import DEMAND_RULES, DemandPurpose, DemandRule, KVDemand, OwnWork, request_demand
 from kvtide.sizing.errors import SizingError
+from kvtide.sizing.policy import (
+    CHECKPOINT_RULES,
+    CheckpointRule,
+    CheckpointStrategy,
+    ChunkReads,
+    ServingPolicy,
+)
 
 __all__ = [
+    "CHECKPOINT_RULES",
+    "DEMAND_RULES",
     "ID_BYTES",
     "BandTarget",
+    "CheckpointRule",
+    "CheckpointStrategy",
+    "ChunkReads",
+    "DemandPurpose",
+    "DemandRule",
     "FixedAllocation",
     "KVDemand",
+    "OwnWork",
+    "ServingPolicy",
     "SizedPlan",
     "SizingError",
     "mirror_lengths",

@@ -101,8 +101,7 @@ def mirror_lengths(layout: ArenaLayout, *, max_running_requests: int, pages_per_
     """
     lengths = {"rows": max_running_requests * pages_per_row}
     for band in layout.bands:
-        ids = band.capacity_pages if band.page_tokens is None else layout.virtual_page_count
-        lengths[f"ids:{band.name}"] = ids
+        lengths[f"ids:{band.name}"] = layout.id_count(band)
     return lengths
 
 
