@@ -8,6 +8,7 @@ from kvtide.arena import SCRATCH_BYTES, CPUDevice, KVArena
 from kvtide.plan import KVStoragePlan
 from kvtide.sizing import size_plan
 from kvtide.storage.storage import KVStorage
+from kvtide.storage.supported import check_supported
 
 
 def build_kv_storage(
@@ -32,8 +33,10 @@ def build_kv_storage(
         make_device: the device to drive over the arena; by default the CPU device.
 
     Raises:
+        StorageError: a plan that the storage cannot run, such as one of several page sizes or compressed chains.
         kvtide.sizing.SizingError: the budget is below the floor of one request at batch size 1.
     """
+    check_supported(plan)
     sized = size_plan(
         plan,
         budget_bytes=budget_bytes,

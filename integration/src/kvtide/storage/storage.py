@@ -33,6 +33,7 @@ from kvtide.storage.admission import Admission, AdmissionRefusal
 from kvtide.storage.errors import StorageError
 from kvtide.storage.forward_ids import ForwardIds, IdTranslator
 from kvtide.storage.requests import RequestTable, ranges
+from kvtide.storage.supported import check_supported
 
 
 @attrs.define(eq=False)
@@ -56,7 +57,8 @@ class KVStorage:
     """See the module's docstring. Built by `kvtide.storage.build_kv_storage`."""
 
     def __init__(self, sized: SizedPlan, device: CPUDevice) -> None:
-        """Empty, over the arena of `device`."""
+        """Empty, over the arena of `device`; raises `StorageError` for a plan that it cannot run."""
+        check_supported(sized.plan)
         self.sized = sized
         self.device = device
         self.routed_cache = RoutedKVCache(device.arena, sized.layout)
@@ -184,7 +186,7 @@ class KVStorage:
         """Count `counts[i]` prepared tokens of row `rows[i]` as written, and retire window pages that fell behind.
 
         Call it when the forward that wrote them is processed. The next token at position n reads a window of W from n - W + 1
-        on; pages wholly before that are freed. Raises `StorageError` for more tokens than were prepared.
+        on, an attention chunk from its own start; pages wholly before that are freed. Raises `StorageError` for more tokens than were prepared.
         """
         rows, counts = _int_array(rows), _int_array(counts)
         self.requests.check_live(rows, "advance")
@@ -199,6 +201,10 @@ class KVStorage:
             if pool.window_tokens is not None:
                 first_read = np.maximum(0, lengths - pool.window_tokens + 1)
                 self._free_before(pool.name, rows, first_read // self.plan.page_tokens)
+            elif pool.chunk_tokens is not None:
+                self._free_before(
+                    pool.name, rows, (lengths - lengths % pool.chunk_tokens) // self.plan.page_tokens
+                )
 
     def release(self, rows: npt.ArrayLike) -> None:
         """Return everything the rows hold, and the rows; pages that a forward in flight may touch pend until it is over."""
