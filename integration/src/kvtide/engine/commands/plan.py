@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from kvtide.engine.commands.plan_report import CONTEXT_TOKENS, CapacityReport, capacity_report
-from kvtide.plan import DType, PlanError, from_config
+from kvtide.plan import DType, PlanError, from_config, page_multiple
 from kvtide.sizing import SizingError
 
 BYTE_UNITS = {
@@ -66,7 +66,11 @@ def parse_budget(_ctx: click.Context, _param: click.Parameter, value: str) -> in
     callback=parse_budget,
     help="Bytes for the arena and its tables: 40GiB.",
 )
-@click.option("--page-size", type=click.IntRange(min=1), default=16, show_default=True, help="Tokens a page.")
+@click.option(
+    "--page-size",
+    type=click.IntRange(min=1),
+    help="Tokens a page.  [default: 16, or the least that holds whole compressed entries]",
+)
 @click.option(
     "--max-running",
     type=click.IntRange(min=1),
@@ -94,7 +98,7 @@ def command(
     *,
     config: Path,
     budget: int,
-    page_size: int,
+    page_size: int | None,
     max_running: int,
     max_len: int | None,
     chunk: int,
@@ -104,11 +108,12 @@ def command(
     """Print what the model of CONFIG (a Hugging Face config.json) keeps in memory, and what fits in a budget."""
     values = read_config(config)
     try:
+        declarations = from_config(values, kv_dtype=None if kv_dtype is None else DType(kv_dtype))
         report = capacity_report(
-            from_config(values, kv_dtype=None if kv_dtype is None else DType(kv_dtype)),
+            declarations,
             model_type=str(_text(values).get("model_type") or values.get("model_type")),
             budget_bytes=budget,
-            page_tokens=page_size,
+            page_tokens=page_size or max(16, page_multiple(declarations)),
             chunk_tokens=chunk,
             max_running_requests=max_running,
             max_context_tokens=max_len or _longest_context(values),
