@@ -424,3 +424,36 @@ def test_what_can_be_planned_but_not_run_is_refused_before_anything_is_allocated
     with pytest.raises(StorageError) as caught:
         build(plan, arena_bytes=2**60)
     assert str(caught.value).startswith(text)
+
+
+@pytest.mark.requirement("S3")
+def test_targets_limit_nothing_at_run_time() -> None:
+    """A mix that nobody planned for is served as long as its bytes are there, whichever band takes them."""
+    plan = plan_of(windows=(), full=True, state=True, page_tokens=4)
+    storage = build_kv_storage(
+        plan,
+        budget_bytes=SCRATCH_BYTES + 28_000,
+        max_running_requests=40,
+        max_context_tokens=400,
+        chunk_tokens=CHUNK_TOKENS,
+        state_slots=1,
+    )
+    targets = {target.name: target.unit_count for target in storage.sized.targets}
+    assert targets["state"] == 1
+    rows = storage.admit([1] * 40, [1] * 40)
+    assert not isinstance(rows, AdmissionRefusal)
+    held = {band.name: band.live_units for band in storage.chain.statistics().bands}
+    assert held["state"] == 40 > targets["state"]
+    storage.release(rows)
+
+    tight = build_kv_storage(
+        plan,
+        budget_bytes=SCRATCH_BYTES + 28_000,
+        max_running_requests=40,
+        max_context_tokens=400,
+        chunk_tokens=CHUNK_TOKENS,
+        state_slots=40,
+    )
+    tokens = {target.name: target.token_count for target in tight.sized.targets}["full"]
+    assert tokens is not None
+    assert not isinstance(tight.admit([tokens + 8], [1]), AdmissionRefusal)

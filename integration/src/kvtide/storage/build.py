@@ -29,7 +29,7 @@ def build_kv_storage(
         max_running_requests: rows, the most requests admitted at once.
         max_context_tokens: length of the longest request, output included.
         chunk_tokens: longest prefill chunk that `prepare_step` is asked for.
-        state_slots: boot target of the state band; by default one for each row.
+        state_slots: boot target of the state band; by default a share of the chain, at most one for each row.
         make_device: the device to drive over the arena; by default the CPU device.
 
     Raises:

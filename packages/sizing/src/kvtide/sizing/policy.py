@@ -93,6 +93,11 @@ class ServingPolicy:
             )
 
     @property
+    def drafted_tokens(self) -> int:
+        """Tokens beyond a request's last that its forwards in flight may write before they are known to be too many."""
+        return self.draft_tokens * (2 if self.overlap else 1)
+
+    @property
     def rule(self) -> CheckpointRule:
         """What the strategy costs."""
         return CHECKPOINT_RULES[self.strategy, self.overlap]
