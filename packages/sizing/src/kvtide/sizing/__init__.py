@@ -5,7 +5,15 @@ Pure integer arithmetic over `kvtide.plan`, without torch. `size_plan` divides a
 """
 
 from kvtide.sizing.budget import DEFAULT_STATE_SHARE, size_plan, size_stages
-from kvtide.sizing.demand import DEMAND_RULES, DemandPurpose, DemandRule, KVDemand, OwnWork, request_demand
+from kvtide.sizing.demand import (
+    DEMAND_RULES,
+    DemandPurpose,
+    DemandRule,
+    KVDemand,
+    OwnWork,
+    context_demand,
+    request_demand,
+)
 from kvtide.sizing.errors import SizingError
 from kvtide.sizing.fitting import ID_BYTES, mirror_lengths, requests_that_fit
 from kvtide.sizing.policy import (
@@ -34,6 +42,7 @@ __all__ = [
     "ServingPolicy",
     "SizedPlan",
     "SizingError",
+    "context_demand",
     "mirror_lengths",
     "request_demand",
     "requests_that_fit",

@@ -24,9 +24,16 @@ from fractions import Fraction
 import attrs
 
 from kvtide.plan import ArenaLayout, KVStoragePlan, lay_out, pack
-from kvtide.sizing.demand import DEFAULT_POLICY, request_demand
+from kvtide.sizing.demand import DEFAULT_POLICY, context_demand, request_demand
 from kvtide.sizing.errors import SizingError
-from kvtide.sizing.fitting import ID_BYTES, last_that, mirror_lengths, prefix_bytes, smallest_arena
+from kvtide.sizing.fitting import (
+    ID_BYTES,
+    last_that,
+    mirror_lengths,
+    prefix_bytes,
+    requests_that_fit,
+    smallest_arena,
+)
 from kvtide.sizing.policy import ServingPolicy
 from kvtide.sizing.sized_plan import BandTarget, FixedAllocation, SizedPlan
 
@@ -92,6 +99,9 @@ def size_plan(
         what = f"{state_slots} state slots and a page of each attention band"
         raise budget.too_small(chain.units(state_slots, 1), what)
     units = chain.units(slots, chain.most_owner_pages(slots))
+    smallest = request_demand(
+        plan, prompt_tokens=1, output_tokens=1, chunk_tokens=chunk_tokens, policy=policy
+    )
     fixed = [FixedAllocation(name="reserved prefix (sinks)", byte_count=prefix_bytes(plan), in_arena=True)]
     fixed += [
         FixedAllocation(name=name, byte_count=count, in_arena=False)
@@ -114,7 +124,7 @@ def size_plan(
         max_context_tokens=max_context_tokens,
         chunk_tokens=chunk_tokens,
         policy=policy,
-        concurrency=chain.running(slots),
+        concurrency=min(max_running_requests, requests_that_fit(layout, smallest)),
     )
 
 
@@ -131,7 +141,7 @@ def size_stages(
 ) -> tuple[SizedPlan, ...]:
     """`size_plan` for each stage of a pipeline, each with a budget of its own, at the least concurrency among them (S4).
 
-    Every stage runs the same requests, so rows for more than the smallest stage can run would never be used. Raises what
+    Every stage runs the same requests, so rows for more than the smallest stage can ever hold would never be used. Raises what
     `size_plan` raises, for the first stage it concerns.
     """
 
@@ -253,18 +263,12 @@ def _floor_and_peaks(
 
     The floor is its window rows as it decodes, its state slots, and a page of full attention to write to.
     """
-    splits = {1, max(1, max_context_tokens - 1), max_context_tokens}
-    decoding, *others = (
-        request_demand(
-            plan,
-            prompt_tokens=prompt_tokens,
-            output_tokens=max_context_tokens - prompt_tokens + 1,
-            chunk_tokens=chunk_tokens,
-            policy=policy,
-        ).units
-        for prompt_tokens in sorted(splits)
-    )
-    peaks = tuple(max(counts) for counts in zip(decoding, *others, strict=True))
+    decoding = request_demand(
+        plan, prompt_tokens=1, output_tokens=max_context_tokens, chunk_tokens=chunk_tokens, policy=policy
+    ).units
+    peaks = context_demand(
+        plan, context_tokens=max_context_tokens, chunk_tokens=chunk_tokens, policy=policy
+    ).units
     floor = [
         peak if pool.page_tokens is None else 1 if pool.retained_tokens is None else units
         for pool, peak, units in zip(plan.sub_pools, peaks, decoding, strict=True)

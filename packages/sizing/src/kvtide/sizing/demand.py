@@ -142,6 +142,26 @@ def request_demand(
     )
 
 
+def context_demand(
+    plan: KVStoragePlan, *, context_tokens: int, chunk_tokens: int, policy: ServingPolicy = DEFAULT_POLICY
+) -> KVDemand:
+    """What a request that writes `context_tokens` holds at most of each band, whether they are prompt or output.
+
+    All prompt has the largest chunks, all but one output the most decoding, and all but the last prompt both in a row.
+    """
+    demands = [
+        request_demand(
+            plan,
+            prompt_tokens=prompt_tokens,
+            output_tokens=context_tokens - prompt_tokens + 1,
+            chunk_tokens=chunk_tokens,
+            policy=policy,
+        ).units
+        for prompt_tokens in {1, max(1, context_tokens - 1), max(1, context_tokens)}
+    ]
+    return KVDemand(tuple(max(counts) for counts in zip(*demands, strict=True)))
+
+
 @attrs.frozen(kw_only=True)
 class _Life:
     """One request, reduced to what its peak depends on."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 
 from kvtide.plan import ArenaLayout, KVStoragePlan
-from kvtide.sizing.demand import DemandPurpose, KVDemand, request_demand
+from kvtide.sizing.demand import DemandPurpose, KVDemand, context_demand, request_demand
 from kvtide.sizing.policy import ServingPolicy
 
 
@@ -69,7 +69,10 @@ class SizedPlan:
     """How the engine serves."""
 
     concurrency: int
-    """Requests that the state target has slots for, at most `max_running_requests`; stages agree on the least (S4)."""
+    """Most requests that can ever run at once: of the smallest, as many as the arena holds and there are rows for.
+
+    Stages of a pipeline agree on the least (S4).
+    """
 
     @property
     def pages_per_row(self) -> int:
@@ -99,4 +102,10 @@ class SizedPlan:
             purpose=purpose,
             cached_tokens=cached_tokens,
             policy=self.policy,
+        )
+
+    def context_demand(self, context_tokens: int) -> KVDemand:
+        """`context_demand` under this plan's chunk and policy."""
+        return context_demand(
+            self.plan, context_tokens=context_tokens, chunk_tokens=self.chunk_tokens, policy=self.policy
         )
