@@ -15,7 +15,7 @@ import attrs
 
 from kvtide.plan.checks import check_positive
 from kvtide.plan.configs.families import FAMILIES, Family
-from kvtide.plan.configs.fields import LAYER_LIMIT, ConfigError, ConfigFields
+from kvtide.plan.configs.fields import LAYER_LIMIT, ConfigError, ConfigFields, shown
 from kvtide.plan.configs.kinds import LayerKind
 from kvtide.plan.configs.parts import TextModel
 from kvtide.plan.configs.split import TensorSplit
@@ -116,7 +116,7 @@ def _with_family(fields: ConfigFields, config: Mapping[str, Any]) -> tuple[Famil
     family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
     if family is None:
         raise ConfigError(
-            f"model_type {model_type!r} is not known; known are {', '.join(KNOWN_MODEL_TYPES)}; any other model can be "
+            f"model_type {shown(model_type)} is not known; known are {', '.join(KNOWN_MODEL_TYPES)}; any other model can be "
             "declared by hand, layer by layer: KVLayerDecl(0, (KVPart(MHAGeometry(8, 128, 128, DType.BFLOAT16), "
             "FullLifetime()),))"
         )

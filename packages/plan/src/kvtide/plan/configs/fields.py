@@ -51,7 +51,7 @@ class ConfigFields:
         """The object inside field `name`; no fields where it is left out."""
         value = self.get(name)
         if value is not None and not isinstance(value, Mapping):
-            raise self.error(name, f"must be a JSON object, found {_shown(value)}")
+            raise self.error(name, f"must be a JSON object, found {shown(value)}")
         return ConfigFields(value or {}, f"{self.path}{name}.")
 
     def with_defaults(self, defaults: Mapping[str, Any]) -> ConfigFields:
@@ -84,7 +84,7 @@ class ConfigFields:
         """A field that is `true`, `false` or left out (which is false)."""
         value = self.get(name)
         if value is not None and not isinstance(value, bool):
-            raise self.error(name, f"must be true or false, found {value!r}")
+            raise self.error(name, f"must be true or false, found {shown(value)}")
         return bool(value)
 
     def integers(self, name: str) -> tuple[int, ...] | None:
@@ -103,7 +103,7 @@ class ConfigFields:
             return None
         for place, value in enumerate(values):
             if not isinstance(value, str):
-                raise self.error(f"{name}[{place}]", f"must be a string, found {value!r}")
+                raise self.error(f"{name}[{place}]", f"must be a string, found {shown(value)}")
         return tuple(values)
 
     def dtype(self, *names: str) -> DType | None:
@@ -113,10 +113,12 @@ class ConfigFields:
             if value is None:
                 continue
             try:
-                return DType(value)
+                if isinstance(value, str):
+                    return DType(value)
             except ValueError:
-                known = ", ".join(dtype.value for dtype in DType)
-                raise self.error(name, f"must be one of {known}, found {value!r}") from None
+                pass
+            known = ", ".join(dtype.value for dtype in DType)
+            raise self.error(name, f"must be one of {known}, found {shown(value)}")
         return None
 
     def quotient(self, name: str, dividend: int, divisor: int, reading: str) -> int:
@@ -130,19 +132,19 @@ class ConfigFields:
             raise self.error(name, "is missing")
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             wanted = "a positive integer" if least else "an integer of 0 or more"
-            raise self.error(name, f"must be {wanted}, found {_shown(value)}")
+            raise self.error(name, f"must be {wanted}, found {shown(value)}")
         if value > limit:
-            raise self.error(name, f"must be at most {limit}, found {_shown(value)}")
+            raise self.error(name, f"must be at most {limit}, found {shown(value)}")
         return value
 
     def _list(self, name: str) -> list[Any] | None:
         value = self.get(name)
         if value is not None and not isinstance(value, list | tuple):
-            raise self.error(name, f"must be a list, found {_shown(value)}")
+            raise self.error(name, f"must be a list, found {shown(value)}")
         return None if value is None else list(value)
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
     """A value in an error: short enough for one line, whatever the file holds."""
     try:
         text = repr(value)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Mapping
 
-from kvtide.plan.configs.fields import ConfigFields
+from kvtide.plan.configs.fields import ConfigFields, shown
 from kvtide.plan.configs.parts import TextModel
 
 
@@ -71,7 +71,7 @@ def listed_kinds(model: TextModel) -> tuple[LayerKind, ...] | None:
     for layer, spelling in enumerate(listed):
         if spelling not in SPELLINGS:
             raise fields.error(
-                f"{name}[{layer}]", f"must be one of {', '.join(SPELLINGS)}, found {spelling!r}"
+                f"{name}[{layer}]", f"must be one of {', '.join(SPELLINGS)}, found {shown(spelling)}"
             )
     return tuple(SPELLINGS[spelling] for spelling in listed)
 
@@ -157,7 +157,7 @@ def by_pattern(model: TextModel) -> tuple[LayerKind, ...]:
     if not isinstance(pattern, str) or not set(pattern) <= set(PATTERN_LETTERS):
         letters = " ".join(PATTERN_LETTERS)
         raise fields.error(
-            "hybrid_override_pattern", f"must be a string of the letters {letters}, found {pattern!r}"
+            "hybrid_override_pattern", f"must be a string of the letters {letters}, found {shown(pattern)}"
         )
     if len(pattern) != model.layer_count:
         raise fields.error(
@@ -271,7 +271,7 @@ def glm_indexers(model: TextModel) -> tuple[LayerKind, ...]:
         )
     for layer, kind in enumerate(listed):
         if kind not in letters:
-            raise fields.error(f"indexer_types[{layer}]", f"must be full or shared, found {kind!r}")
+            raise fields.error(f"indexer_types[{layer}]", f"must be full or shared, found {shown(kind)}")
     return tuple(letters[kind] for kind in listed)
 
 
