@@ -36,6 +36,8 @@ ODD: list[Any] = [
     ["full_attention"],
     {},
     {"head_dim": []},
+    {"5": {"head_dim": 0}},
+    {"05": {"head_dim": 80, "num_key_value_heads": 3}},
     {"full_attn_layers": [1, "2"], "kda_layers": None},
     {"sparse_attention_freq": "all"},
 ]

@@ -35,6 +35,7 @@ from .published import (
     FALCON_H1_34B,
     GEMMA3_4B,
     GEMMA3_27B,
+    GEMMA4_26B,
     GEMMA4_E2B,
     GLM_5,
     GPT_OSS_20B,
@@ -46,6 +47,7 @@ from .published import (
     LLAMA_31_8B,
     MIMO_V2_FLASH,
     MINIMAX_M2,
+    MINIMAX_M3,
     MINIMAX_TEXT_01,
     MISTRAL_7B,
     NEMOTRON_3_NANO,
@@ -92,10 +94,14 @@ def test_every_known_family_is_in_the_table_of_published_models() -> None:
         "qwen3_5_moe": "qwen3_5",
         "qwen3_5_moe_text": "qwen3_5_text",
         "minimax": "minimax_text_01",
+        "minimax_m3_vl": "minimax_m3",
+        "minimax_m3_vl_text": "minimax_m3",
     }
     assert {spelled_alike.get(known, known) for known in KNOWN_MODEL_TYPES} == covered
     for other, spelling in spelled_alike.items():
-        flat = MINIMAX_TEXT_01 if other == "minimax" else QWEN35_27B["text_config"]
+        flat = {"minimax_text_01": MINIMAX_TEXT_01, "minimax_m3": MINIMAX_M3}.get(
+            spelling, QWEN35_27B["text_config"]
+        )
         assert from_config(flat | {"model_type": other}) == from_config(flat | {"model_type": spelling})
 
 
@@ -217,6 +223,49 @@ def test_a_window_larger_than_the_context_is_accepted() -> None:
         ({**QWEN35_27B["text_config"], "model_type": "qwen3_5_text"}, QWEN35_27B),
         ({**MINIMAX_M2, "attn_type_list": [1] * 62}, MINIMAX_M2),
         ({**DEEPSEEK_V3, "num_nextn_predict_layers": 0}, DEEPSEEK_V3),
+        (
+            {
+                **{key: value for key, value in GEMMA4_26B["text_config"].items() if "global" not in key},
+                "per_layer_config": {
+                    f"{layer:02}": {"head_dim": 512, "num_key_value_heads": 2} for layer in range(5, 30, 6)
+                },
+            },
+            GEMMA4_26B,
+        ),
+        (
+            {
+                **{
+                    key: value
+                    for key, value in MIMO_V2_FLASH.items()
+                    if not key.startswith(("swa", "hybrid", "sliding"))
+                },
+                "sliding_window": 129,
+            },
+            MIMO_V2_FLASH,
+        ),
+        (
+            {
+                **{key: value for key, value in DEEPSEEK_V4_FLASH.items() if key != "compress_ratios"},
+                "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 128},
+                "layer_types": [
+                    *["sliding_attention"] * 2,
+                    *["compressed_sparse_attention", "heavily_compressed_attention"] * 20,
+                    "compressed_sparse_attention",
+                ],
+            },
+            DEEPSEEK_V4_FLASH,
+        ),
+        (
+            {
+                **{key: value for key, value in KIMI_LINEAR.items() if key != "linear_attn_config"},
+                "linear_num_heads": 32,
+                "layer_types": [
+                    "full_attention" if layer in {4, 8, 12, 16, 20, 24, 27} else "linear_attention"
+                    for layer in range(1, 28)
+                ],
+            },
+            KIMI_LINEAR,
+        ),
         (
             {
                 **{
@@ -383,6 +432,7 @@ REFUSALS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         "hybrid_override_pattern must be a string of the letters * M E -, found 'MX'",
     ),
     (NEMOTRON_3_NANO, {"mamba_ssm_cache_dtype": 4}, "mamba_ssm_cache_dtype must be one of float32, "),
+    (MIMO_V2_FLASH, {"swa_head_dim": 0}, "swa_head_dim must be a positive integer, found 0"),
     (
         MIMO_V2_FLASH,
         {"hybrid_layer_pattern": [0, 1]},
@@ -408,7 +458,18 @@ REFUSALS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         {"use_bidirectional_attention": "all"},
         "use_bidirectional_attention is 'all': an encoder attends",
     ),
-    (GEMMA4_E2B, {"per_layer_config": {"0": {}}}, "per_layer_config is not read: give the published file"),
+    (GEMMA4_E2B, {"per_layer_config": [3]}, "per_layer_config must be a JSON object, found [3]"),
+    (
+        GEMMA4_E2B,
+        {"per_layer_config": {"last": {}}},
+        "per_layer_config must name layers by number, found 'last'",
+    ),
+    (GEMMA4_E2B, {"per_layer_config": {"4": 7}}, "per_layer_config.4 must be a JSON object, found 7"),
+    (
+        GEMMA4_E2B,
+        {"per_layer_config": {"4": {"head_dim": -1}}},
+        "head_dim must be a positive integer, found -1",
+    ),
     (GLM_5, {"index_topk_pattern": "FSX" * 26}, "indexer_types[2] must be full or shared, found 'X'"),
     (GLM_5, {"indexer_types": ["full"]}, "indexer_types names 1 layers, but num_hidden_layers is 78"),
     (

@@ -81,15 +81,30 @@ def from_config(
         checkpoint_interval=checkpoint_interval,
     )
     kinds = family.kinds(model)
-    stored = {kind: _parts(model, family, kind) for kind in dict.fromkeys(kinds)}
+    stored: dict[tuple[LayerKind, str], tuple[KVPart, ...]] = {}
     sources = family.sources(model, kinds) if family.sources else {}
-    decls = [
-        KVLayerDecl(layer, (), shares_layer=sources[layer])
-        if layer in sources
-        else KVLayerDecl(layer, stored[kind])
-        for layer, kind in enumerate(kinds)
-    ]
+    layer_values = _layer_values(fields)
+    decls = []
+    for layer, kind in enumerate(kinds):
+        if layer in sources:
+            decls.append(KVLayerDecl(layer, (), shares_layer=sources[layer]))
+            continue
+        own = layer_values.get(layer, {})
+        # Layers of a kind are alike but for what the file says of each, and there are few such differences.
+        alike = (kind, repr(sorted(own.items())))
+        if alike not in stored:
+            stored[alike] = _parts(model.with_layer_values(own), family, kind)
+        decls.append(KVLayerDecl(layer, stored[alike]))
     return split_stages(decls, pp_size)[pp_rank]
+
+
+def _layer_values(fields: ConfigFields) -> Mapping[int, Mapping[str, Any]]:
+    """What `per_layer_config`, as transformers writes it since 5, says of its layers; keys are numbers, padded with zeros."""
+    per_layer = fields.nested("per_layer_config")
+    for name in per_layer.values:
+        if not (isinstance(name, str) and name.isascii() and name.isdecimal() and len(name) < 10):
+            raise fields.error("per_layer_config", f"must name layers by number, found {shown(name)}")
+    return {int(name): per_layer.nested(name).values for name in per_layer.values}
 
 
 def _kv_format(kv_dtype: DType | KVFormat | None, family: Family, dtype: DType) -> KVFormat:

@@ -181,6 +181,7 @@ DEEPSEEK_V4 = Family(
 KIMI_LINEAR = Family(
     kinds=kimi_kinds,
     makers={LayerKind.FULL: (parts.full_mla,), LayerKind.STATE: (parts.kimi_delta_attention,)},
+    defaults={"linear_head_dim": 128, "linear_num_heads": 32, "linear_conv_kernel_dim": 4},
 )
 OLMO_HYBRID = Family(
     kinds=full_every("full_attention_interval", LayerKind.STATE),
@@ -220,6 +221,8 @@ FAMILIES: Mapping[str, Family] = {
     "minimax": MINIMAX,
     "minimax_m2": MINIMAX_M2,
     "minimax_m3": MINIMAX_M3,
+    "minimax_m3_vl": MINIMAX_M3,
+    "minimax_m3_vl_text": MINIMAX_M3,
     "minimax_text_01": MINIMAX,
     "mistral": MISTRAL,
     "mixtral": MIXTRAL,

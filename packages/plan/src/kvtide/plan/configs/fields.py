@@ -38,10 +38,19 @@ class ConfigFields:
     defaults: Mapping[str, Any] = attrs.field(factory=dict)
     """Values of fields that published configs of the family leave out."""
 
+    layer_values: Mapping[str, Any] = attrs.field(factory=dict)
+    """What `per_layer_config` says of the layer that is being read; goes before the fields of the whole model."""
+
     def get(self, name: str) -> Any:
-        """The field, or the family's default, or `None`; a JSON `null` counts as left out."""
-        value = self.values.get(name)
-        return self.defaults.get(name) if value is None else value
+        """The layer's own value, the field, or the family's default, or `None`; a JSON `null` counts as left out."""
+        for values in (self.layer_values, self.values, self.defaults):
+            if values.get(name) is not None:
+                return values[name]
+        return None
+
+    def is_layers_own(self, name: str) -> bool:
+        """Whether `per_layer_config` sets the field for the layer that is being read."""
+        return self.layer_values.get(name) is not None
 
     def has_null(self, name: str) -> bool:
         """Whether the file sets the field to `null` on purpose."""
@@ -57,12 +66,6 @@ class ConfigFields:
     def with_defaults(self, defaults: Mapping[str, Any]) -> ConfigFields:
         """The same fields, with `defaults` before the family's own."""
         return attrs.evolve(self, defaults={**self.defaults, **defaults})
-
-    def overlaid(self, names: Mapping[str, str]) -> ConfigFields:
-        """The same fields, with the value of each key of `names` under its value's name too."""
-        return attrs.evolve(
-            self, values={**self.values, **{to: self.values[name] for name, to in names.items()}}
-        )
 
     def error(self, name: str, complaint: str) -> ConfigError:
         """An error about one field: `text_config.head_dim must be …`."""

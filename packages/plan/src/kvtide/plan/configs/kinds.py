@@ -9,7 +9,7 @@ import enum
 from collections.abc import Callable, Mapping
 
 from kvtide.plan.configs.fields import ConfigFields, shown
-from kvtide.plan.configs.parts import TextModel
+from kvtide.plan.configs.parts import HEAVY, SPARSE, TextModel, compress_rate
 
 
 class LayerKind(enum.Enum):
@@ -227,10 +227,6 @@ def gemma4_kinds(model: TextModel) -> tuple[LayerKind, ...]:
         raise model.fields.error(
             "use_bidirectional_attention", "is 'all': an encoder attends both ways and keeps no KV"
         )
-    if model.fields.get("per_layer_config") is not None:
-        raise model.fields.error(
-            "per_layer_config", "is not read: give the published file, or declare the layers by hand"
-        )
     kinds = full_every("sliding_window_pattern", LayerKind.WINDOW)(model)
     return (*kinds[:-1], LayerKind.FULL)
 
@@ -312,8 +308,8 @@ def v4_kinds(model: TextModel) -> tuple[LayerKind, ...]:
         return always_listed(model)
     strides = {
         0: LayerKind.WINDOW,
-        fields.positive("compress_rate_csa"): LayerKind.SPARSE_CHAIN,
-        fields.positive("compress_rate_hca"): LayerKind.HEAVY_CHAIN,
+        compress_rate(model, SPARSE): LayerKind.SPARSE_CHAIN,
+        compress_rate(model, HEAVY): LayerKind.HEAVY_CHAIN,
     }
     return _kinds_by_number(model, fields, "compress_ratios", strides)
 

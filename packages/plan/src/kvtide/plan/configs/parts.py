@@ -8,6 +8,9 @@ float32 scale, whatever the entries beside them, as its kernels read them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import attrs
 
 from kvtide.plan.configs.fields import ConfigFields
@@ -51,6 +54,11 @@ class TextModel:
     checkpoint_interval: int | None
     """Tokens between states that a prefix cache may keep."""
 
+    def with_layer_values(self, values: Mapping[str, Any]) -> TextModel:
+        """The same model, as one of its layers is described."""
+        fields = attrs.evolve(self.fields, layer_values=values)
+        return attrs.evolve(self, fields=fields, split=attrs.evolve(self.split, fields=fields))
+
     def with_fields(self, name: str, defaults: dict[str, int]) -> TextModel:
         """The same model, reading the object `name` inside its config (Kimi's `linear_attn_config`)."""
         fields = attrs.evolve(self.fields.nested(name), defaults=defaults)
@@ -88,14 +96,19 @@ def mimo_full(model: TextModel) -> KVPart:
 
 
 def mimo_window(model: TextModel) -> KVPart:
-    """MiMo: `sliding_window_size` counts the tokens before the query; a config without it counts the query too."""
-    before = model.fields.optional_positive("sliding_window_size")
-    window = model.fields.positive("sliding_window") if before is None else before + 1
-    named = {
-        name: model.fields.get(f"swa_{name}") for name in ("num_key_value_heads", "head_dim", "v_head_dim")
-    }
-    own = model.fields.overlaid({f"swa_{name}": name for name, value in named.items() if value is not None})
-    swa = attrs.evolve(model, fields=own, split=attrs.evolve(model.split, fields=own))
+    """MiMo: windows have heads of their own, by default twice as many.
+
+    `sliding_window_size` counts the tokens before the query; a config without it counts the query too.
+    """
+    fields = model.fields
+    before = fields.optional_positive("sliding_window_size")
+    window = fields.positive("sliding_window") if before is None else before + 1
+    own = {"num_key_value_heads": 2 * fields.positive("num_key_value_heads")}
+    for name in ("num_key_value_heads", "head_dim", "v_head_dim"):
+        value = fields.optional_positive(f"swa_{name}")
+        if value is not None:
+            own[name] = value
+    swa = model.with_layer_values({**own, **fields.layer_values})
     return KVPart(_mha(swa, value_field="v_head_dim"), WindowLifetime(window))
 
 
@@ -103,11 +116,13 @@ def gemma4_full(model: TextModel) -> KVPart:
     """Gemma 4's global layers: a head width of their own; where K = V, head count and tensor of their own too."""
     fields = model.fields
     equal = fields.flag("attention_k_eq_v")
-    heads_field = "num_key_value_heads"
-    if equal and fields.get("num_global_key_value_heads") is not None:
+    heads_field, width_field = "num_key_value_heads", "global_head_dim"
+    if fields.is_layers_own("head_dim"):
+        width_field = "head_dim"
+    elif equal and fields.get("num_global_key_value_heads") is not None:
         heads_field = "num_global_key_value_heads"
     heads = model.split.or_copied(heads_field, fields.positive(heads_field))
-    width = fields.positive("global_head_dim")
+    width = fields.positive(width_field)
     one_tensor = equal and model.equal_kv_once
     return KVPart(model.kv_format.mha(heads, width, width, one_tensor=one_tensor), FullLifetime())
 
@@ -123,6 +138,17 @@ def full_mla_indexed(model: TextModel) -> KVPart:
     return KVPart(attrs.evolve(_mla(model), indexer=keys), FullLifetime())
 
 
+SPARSE, HEAVY = "compressed_sparse_attention", "heavily_compressed_attention"
+"""DeepSeek V4's names of its chains."""
+
+
+def compress_rate(model: TextModel, chain: str) -> int:
+    """Tokens an entry of a chain of DeepSeek V4; files name it in `compress_rates`, or leave it to the family."""
+    named = model.fields.nested("compress_rates").optional_positive(chain)
+    older = {SPARSE: "compress_rate_csa", HEAVY: "compress_rate_hca"}[chain]
+    return named or model.fields.positive(older)
+
+
 def v4_window(model: TextModel) -> KVPart:
     """DeepSeek V4: one row that is key and value at once, for the last tokens of every layer."""
     return KVPart(_v4_row(model), WindowLifetime(model.fields.positive("sliding_window")))
@@ -132,7 +158,7 @@ def v4_sparse_chain(model: TextModel) -> KVPart:
     """DeepSeek V4: one compressed row and one indexer key for every few tokens."""
     keys = _indexer_keys(model.fields.positive("index_head_dim"))
     row = attrs.evolve(_v4_row(model), indexer=keys)
-    return KVPart(CompressedGeometry(row, model.fields.positive("compress_rate_csa")), FullLifetime())
+    return KVPart(CompressedGeometry(row, compress_rate(model, SPARSE)), FullLifetime())
 
 
 def v4_heavy_chain(model: TextModel) -> KVPart:
@@ -151,7 +177,7 @@ def v4_sparse_tail(model: TextModel) -> KVPart:
     Keys and gates of both series, `[tokens, 2 × width]`, for the row and for the indexer's key; of the closed group the
     overlapping series alone.
     """
-    rate = model.fields.positive("compress_rate_csa")
+    rate = compress_rate(model, SPARSE)
     tensors = []
     for name, width in (
         ("row", model.fields.positive("head_dim")),
@@ -165,7 +191,7 @@ def v4_sparse_tail(model: TextModel) -> KVPart:
 
 def v4_heavy_tail(model: TextModel) -> KVPart:
     """What the heavy chain's compressor keeps between entries: inputs of the open group, keys and gates."""
-    rate, width = model.fields.positive("compress_rate_hca"), model.fields.positive("head_dim")
+    rate, width = compress_rate(model, HEAVY), model.fields.positive("head_dim")
     tensor = TensorDecl("row_open", (2, max(1, rate - 1), width), model.dtype)
     return KVPart(StateGeometry((tensor,)), StateLifetime(model.checkpoint_interval))
 
