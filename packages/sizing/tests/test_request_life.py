@@ -191,6 +191,16 @@ def test_where_chunks_read_activations_no_life_holds_more(make_plan: MakePlan, c
 
 
 @pytest.mark.requirement("S5")
+@EVERY_LIFE
+@given(case=CASES)
+def test_a_longer_output_never_demands_less(make_plan: MakePlan, case: Case) -> None:
+    """The memory clip bisects over output limits; under every policy it is right only while this holds."""
+    assume_it_runs(case)
+    less, more = case.demand(make_plan), attrs.evolve(case, output=case.output + 1).demand(make_plan)
+    assert all(less[name] <= more[name] for name in less)
+
+
+@pytest.mark.requirement("S5")
 def test_every_purpose_and_every_strategy_has_its_row() -> None:
     """A purpose without a row would be found out in service."""
     assert set(DEMAND_RULES) == set(DemandPurpose)

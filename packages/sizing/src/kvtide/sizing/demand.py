@@ -7,7 +7,8 @@ no later token reads are retired. Three things move the peak:
 - *retirement*: where a chunk's attention reads its own tokens in activations, window pages never hold the whole chunk; with
   overlap, a forward's pages retire one forward later;
 - *checkpoints* on a grid keep the window behind the latest one, since a hit lands there, and prefill retires only as one is
-  taken, so chunks are cut on the grid, but for a prompt's last;
+  taken, so chunks are cut on the grid, but for a prompt's last; each that is due is assumed to be taken, which is the
+  storage's to guarantee (K9);
 - *the purpose* says where the request's own work begins, and whose the pages before that are.
 
 Every count is the most over all lives that the arguments allow: exact where a chunk reads pages; where it reads activations,

@@ -290,7 +290,7 @@ def mamba1(model: TextModel) -> KVPart:
     """Mamba (arXiv 2312.00752): one state row an inner channel, the convolution over the same channels."""
     fields = model.fields
     inner = fields.positive("mamba_expand") * fields.positive("hidden_size")
-    inner = model.split.evenly("mamba_expand", inner)
+    inner = model.split.evenly("mamba_expand x hidden_size", inner)
     return _recurrent_part(
         model, inner, fields.positive("mamba_d_conv"), (inner, fields.positive("mamba_d_state"))
     )
