@@ -318,7 +318,7 @@ def test_a_forward_that_raises_leaves_the_cache_empty(runner_of: RunnerOf) -> No
     runner.run(chunk(0, 5), plain.forward(chunk(0, 5)))
     right = runner.run(decode_batch((5,)), PlainStoreCopy(plain).forward(decode_batch((5,))))
 
-    class Broken(Exception):
+    class BrokenError(Exception):
         pass
 
     class Failing:
@@ -328,9 +328,9 @@ def test_a_forward_that_raises_leaves_the_cache_empty(runner_of: RunnerOf) -> No
             self.load_state = store.load_state
 
         def write_tokens(self, *_: object) -> None:
-            raise Broken
+            raise BrokenError
 
-    with pytest.raises(Broken):
+    with pytest.raises(BrokenError):
         runner.run(decode_batch((5,)), Failing(plain.forward(decode_batch((5,)))))  # type: ignore[arg-type]  # it fails first
     again = runner.run(decode_batch((5,)), plain.forward(decode_batch((5,))))
     assert torch.equal(again, right)

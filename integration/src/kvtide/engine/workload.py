@@ -58,7 +58,7 @@ def tight_budget_bytes(plan: KVStoragePlan, requests: Sequence[Request]) -> int:
         )
         for request in requests[:SIDE_BY_SIDE]
     ]
-    units = [sum(counts) for counts in zip(*(demand.units for demand in demands), strict=True)]
+    units: list[int] = [sum(counts) for counts in zip(*(demand.units for demand in demands), strict=True)]
     unit_bytes = [pool.unit.unit_bytes for pool in plan.sub_pools]
     arena_bytes = sum(count * size for count, size in zip(units, unit_bytes, strict=True))
     arena_bytes += sum(size for size, pool in zip(unit_bytes, plan.sub_pools, strict=True) if pool.has_sink)
