@@ -18,7 +18,7 @@ from kvtide.engine.commands.plan_capacity import (
     CapacityQuestion,
     capacity_report,
     held_by_policies,
-    size,
+    size_each_stage,
     stage_layers,
     stage_plan,
 )
@@ -223,7 +223,9 @@ def ask(
 
 def write_plot(path: Path, question: CapacityQuestion, report: CapacityReport) -> None:
     """A picture of the tightest stage; raises `BadInput` where the file cannot be written."""
-    sized = size(question, [stage_plan(question, layers) for layers in stage_layers(question)])[report.stage]
+    sized = size_each_stage(question, [stage_plan(question, layers) for layers in stage_layers(question)])[
+        report.stage
+    ]
     lengths = [tokens for tokens in PLOT_LENGTHS if tokens <= question.max_context_tokens]
     counts = [held_by_policies(question, sized, tokens) for tokens in lengths]
     names = ("one arena", "static split", "single page size")

@@ -60,7 +60,7 @@ def capacity_report(question: CapacityQuestion) -> CapacityReport:
     """Plan, size and price; raises `PlanError` or `SizingError` where that cannot be done."""
     stages = stage_layers(question)
     plans = [stage_plan(question, layers) for layers in stages]
-    sized_stages = size(question, plans)
+    sized_stages = size_each_stage(question, plans)
     fitting = [[_fitting(sized, tokens) for tokens in CONTEXT_TOKENS] for sized in sized_stages]
     # The stage that holds the fewest of the shortest requests, and of the longer ones where those are equal.
     stage = min(range(len(stages)), key=lambda place: fitting[place])
@@ -134,7 +134,7 @@ def stage_plan(question: CapacityQuestion, layers: Sequence[KVLayerDecl]) -> KVS
     )
 
 
-def size(question: CapacityQuestion, plans: Sequence[KVStoragePlan]) -> tuple[SizedPlan, ...]:
+def size_each_stage(question: CapacityQuestion, plans: Sequence[KVStoragePlan]) -> tuple[SizedPlan, ...]:
     """Each stage's bytes; stages of a pipeline have rows for the least concurrency among them."""
     limits: dict[str, Any] = {
         "budget_bytes": question.budget_bytes,

@@ -11,8 +11,9 @@ no later token reads are retired. Three things move the peak:
   storage's to guarantee (K9);
 - *the purpose* says where the request's own work begins, and whose the pages before that are.
 
-Every count is the most over all lives that the arguments allow: exact where a chunk reads pages; where it reads activations,
-or overlaps as well, a bound that no life exceeds, within a page or two.
+Every count is the most over all lives that the arguments allow. It is exact where chunks read pages, and for plain windows where
+they read activations. With a grid, overlap or attention chunks on top of activations it is a bound: what was kept before the
+chunk and a tail for each forward in flight, or what chunks in pages would hold, whichever is less.
 """
 
 from __future__ import annotations
