@@ -312,6 +312,50 @@ MINIMAX_M3: dict[str, Any] = {
     "sparse_attention_config": {"sparse_index_dim": 128, "sparse_attention_freq": [0] * 3 + [1] * 57},
 }
 
+GEMMA2_9B: dict[str, Any] = {
+    "model_type": "gemma2",
+    "num_hidden_layers": 42,
+    "hidden_size": 3584,
+    "head_dim": 256,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "sliding_window": 4096,
+}
+GEMMA3N_E4B: dict[str, Any] = {
+    "model_type": "gemma3n",
+    "text_config": {"model_type": "gemma3n_text", "num_hidden_layers": 35, "hidden_size": 2048},
+}
+OLMO3_7B: dict[str, Any] = {
+    "model_type": "olmo3",
+    "num_hidden_layers": 32,
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+}
+COMMAND_R7B: dict[str, Any] = OLMO3_7B | {"model_type": "cohere2", "num_key_value_heads": 8}
+LFM2_8B_A1B: dict[str, Any] = {
+    "model_type": "lfm2_moe",
+    "num_hidden_layers": 24,
+    "hidden_size": 2048,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "layer_types": ["full_attention" if layer in {2, 6, 10, 14, 18, 21} else "conv" for layer in range(24)],
+}
+GLM_45_AIR: dict[str, Any] = {
+    "model_type": "glm4_moe",
+    "num_hidden_layers": 46,
+    "hidden_size": 4096,
+    "head_dim": 128,
+    "num_attention_heads": 96,
+    "num_key_value_heads": 8,
+}
+DEEPSEEK_V2_LITE: dict[str, Any] = {
+    "model_type": "deepseek_v2",
+    "num_hidden_layers": 27,
+    "num_attention_heads": 16,
+    "kv_lora_rank": 512,
+    "qk_rope_head_dim": 64,
+}
+
 KV = 2 * 2
 """A key and a value of two bytes."""
 
@@ -430,6 +474,16 @@ PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, tuple[int, int]]]] = {
         MINIMAX_TEXT_01,
         {"state": (70, 70 * 64 * 128 * 128 * 4), "full": (10, 10 * 8 * 128 * KV)},
     ),
+    "gemma-2-9b": (GEMMA2_9B, {"window-4096": (21, 21 * 8 * 256 * KV), "full": (21, 21 * 8 * 256 * KV)}),
+    "gemma-3n-E4B, 15 layers share": (
+        GEMMA3N_E4B,
+        {"window-512": (16, 16 * 2 * 256 * KV), "full": (4, 4 * 2 * 256 * KV)},
+    ),
+    "Olmo-3-7B": (OLMO3_7B, {"window-4096": (24, 24 * 32 * 128 * KV), "full": (8, 8 * 32 * 128 * KV)}),
+    "Command-R7B": (COMMAND_R7B, {"window-4096": (24, 24 * 8 * 128 * KV), "full": (8, 8 * 8 * 128 * KV)}),
+    "LFM2-8B-A1B": (LFM2_8B_A1B, {"state": (18, 18 * 2048 * 2 * 2), "full": (6, 6 * 8 * 64 * KV)}),
+    "GLM-4.5-Air": (GLM_45_AIR, {"full": (46, 46 * 8 * 128 * KV)}),
+    "DeepSeek-V2-Lite": (DEEPSEEK_V2_LITE, {"full": (27, 27 * (512 + 64) * 2)}),
     "MiniMax-M3": (MINIMAX_M3, {"full": (60, 60 * 4 * 128 * KV + 57 * 128 * 2)}),
 }
 """By model: its config, and for each band the layers in it and the payload bytes per token (per slot for state)."""

@@ -83,6 +83,29 @@ GEMMA3 = Family(
         "sliding_window_pattern": 6,
     },
 )
+GEMMA2 = Family(
+    kinds=full_every("sliding_window_pattern", LayerKind.WINDOW),
+    makers=_MHA,
+    defaults={"head_dim": 256, "num_key_value_heads": 4, "sliding_window": 4096, "sliding_window_pattern": 2},
+)
+GEMMA3N = Family(
+    kinds=full_every("sliding_window_pattern", LayerKind.WINDOW),
+    makers=_MHA,
+    defaults={
+        "head_dim": 256,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "num_kv_shared_layers": 15,
+        "sliding_window": 512,
+        "sliding_window_pattern": 5,
+    },
+    sources=last_layers_share,
+)
+WINDOWS_AND_EVERY_FOURTH_FULL = Family(
+    kinds=full_every("sliding_window_pattern", LayerKind.WINDOW),
+    makers=_MHA,
+    defaults={"sliding_window": 4096, "sliding_window_pattern": 4},
+)
 GPT_OSS = Family(
     kinds=full_every("sliding_window_pattern", LayerKind.WINDOW),
     makers=_MHA,
@@ -199,14 +222,20 @@ MINIMAX = Family(
 
 FAMILIES: Mapping[str, Family] = {
     "bamba": BAMBA,
+    "cohere2": WINDOWS_AND_EVERY_FOURTH_FULL,
+    "deepseek_v2": DEEPSEEK_V3,
     "deepseek_v3": DEEPSEEK_V3,
     "deepseek_v32": DEEPSEEK_V32,
     "deepseek_v4": DEEPSEEK_V4,
     "falcon_h1": FALCON_H1,
+    "gemma2": GEMMA2,
     "gemma3": GEMMA3,
     "gemma3_text": GEMMA3,
+    "gemma3n": GEMMA3N,
+    "gemma3n_text": GEMMA3N,
     "gemma4": GEMMA4,
     "gemma4_text": GEMMA4,
+    "glm4_moe": LLAMA,
     "glm_moe_dsa": GLM_DSA,
     "gpt_oss": GPT_OSS,
     "granitemoehybrid": GRANITE_HYBRID,
@@ -214,6 +243,7 @@ FAMILIES: Mapping[str, Family] = {
     "kimi_k2": DEEPSEEK_V3,
     "kimi_linear": KIMI_LINEAR,
     "lfm2": LFM2,
+    "lfm2_moe": LFM2,
     "llama": LLAMA,
     "llama4": LLAMA4,
     "llama4_text": LLAMA4,
@@ -227,6 +257,7 @@ FAMILIES: Mapping[str, Family] = {
     "mistral": MISTRAL,
     "mixtral": MIXTRAL,
     "nemotron_h": NEMOTRON_H,
+    "olmo3": WINDOWS_AND_EVERY_FOURTH_FULL,
     "olmo_hybrid": OLMO_HYBRID,
     "qwen2": QWEN2,
     "qwen3": QWEN3,
