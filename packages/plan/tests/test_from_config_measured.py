@@ -28,7 +28,16 @@ from kvtide.plan import (
     plan_kv_storage,
 )
 
-from .published import FALCON_H1_34B, GEMMA3_27B, GEMMA4_E2B, KIMI_LINEAR, LFM2_12B, OLMO_HYBRID_7B
+from .published import (
+    FALCON_H1_34B,
+    GEMMA3_27B,
+    GEMMA4_26B,
+    GEMMA4_E2B,
+    GRANITE_4_H_SMALL,
+    KIMI_LINEAR,
+    LFM2_12B,
+    OLMO_HYBRID_7B,
+)
 
 MAMBA2 = {"mamba_n_groups": 1, "mamba_d_conv": 4, "mamba_expand": 2}
 WITHOUT_FILE: dict[str, dict[str, Any]] = {
@@ -282,6 +291,15 @@ def test_figures_of_the_datas_readme_are_met() -> None:
     assert {name: layers for name, (layers, _) in bands(GEMMA4_E2B).items()} == {"window-512": 12, "full": 3}
     falcon = bands(FALCON_H1_34B | {"mamba_ssm_dtype": "bfloat16"})
     assert (falcon["full"], falcon["state"]) == ((72, 147_456), (72, 153_206_784))
+    # Its demands of 7,259 and 1,149 tokens in MiB: gemma-4-26B with K and V apart, Granite with transformers' extra column.
+    gemma_4 = bands(GEMMA4_26B, equal_kv_once=False)
+    granite = bands(GRANITE_4_H_SMALL)
+    column = 36 * (8192 + 2 * 128) * 2
+    for tokens, gemma_full, granite_full in ((7_259, 142, 113), (1_149, 22, 18)):
+        assert round(tokens * gemma_4["full"][1] / 2**20) == gemma_full
+        assert gemma_4["window-1024"][1] * 1024 == 200 * 2**20
+        assert round(tokens * granite["full"][1] / 2**20) == granite_full
+        assert round((granite["state"][1] + column) / 2**20) == 146
     lfm2 = bands(LFM2_12B)
     assert (lfm2["full"][0], lfm2["state"]) == (6, (10, 10 * 2 * 2_048 * 2))
 
