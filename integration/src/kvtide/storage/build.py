@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kvtide.arena import SCRATCH_BYTES, CPUDevice, KVArena, TensorDevice
-from kvtide.plan import KVStoragePlan
+from kvtide.arena import CPUDevice, KVArena, TensorDevice
+from kvtide.plan import MOVE_SCRATCH_BYTES, KVStoragePlan
 from kvtide.sizing import size_plan
 from kvtide.storage.storage import KVStorage
+from kvtide.storage.supported import check_supported
 
 
 def build_kv_storage(
@@ -28,12 +29,14 @@ def build_kv_storage(
         max_running_requests: rows, the most requests admitted at once.
         max_context_tokens: length of the longest request, output included.
         chunk_tokens: longest prefill chunk that `prepare_step` is asked for.
-        state_slots: boot target of the state band; by default one for each row.
+        state_slots: boot target of the state band; by default a share of the chain, at most one for each row.
         make_device: the device to drive over the arena; by default the CPU device.
 
     Raises:
+        StorageError: a plan that the storage cannot run, such as one of several page sizes or compressed chains.
         kvtide.sizing.SizingError: the budget is below the floor of one request at batch size 1.
     """
+    check_supported(plan)
     sized = size_plan(
         plan,
         budget_bytes=budget_bytes,
@@ -41,6 +44,6 @@ def build_kv_storage(
         max_context_tokens=max_context_tokens,
         chunk_tokens=chunk_tokens,
         state_slots=state_slots,
-        beside_arena={"scratch of moves": SCRATCH_BYTES},
+        beside_arena={"scratch of moves": MOVE_SCRATCH_BYTES},
     )
     return KVStorage(sized, make_device(KVArena.allocate(sized.layout.arena_bytes)))

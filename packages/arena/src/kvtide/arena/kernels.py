@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import torch
 
-SCRATCH_BYTES = 1 << 20
-"""Most bytes that `copy_units` holds at once beside the arena."""
+from kvtide.plan import MOVE_SCRATCH_BYTES
+
+SCRATCH_BYTES = MOVE_SCRATCH_BYTES
+"""Most bytes that `copy_units` holds at once beside the arena, as budgets charge it."""
 
 
 def unit_words(arena: torch.Tensor, origin_bytes: int, unit_bytes: int) -> torch.Tensor:
