@@ -27,7 +27,7 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).resolve().parent
 SCRATCH = ROOT / ".nox"
 CONSTRAINTS = ROOT / "tools" / "constraints.txt"
-TEST_TOOLS = nox.project.dependency_groups(nox.project.load_toml(ROOT / "pyproject.toml"), "test")
+PROJECT = nox.project.load_toml(ROOT / "pyproject.toml")
 PACKAGES = sorted(path.parent.name for path in ROOT.glob("packages/*/pyproject.toml"))
 DISTRIBUTIONS = [*PACKAGES, "integration"]
 
@@ -124,7 +124,10 @@ def install_alone(session: nox.Session, package: str) -> None:
     else:
         base.unlink(missing_ok=True)
 
-    key = hashlib.sha256(" ".join([*TEST_TOOLS, base.name * base.exists()]).encode())
+    own_group = f"test-{package}"
+    groups = ["test", *([own_group] if own_group in PROJECT["dependency-groups"] else [])]
+    test_tools = nox.project.dependency_groups(PROJECT, *groups)
+    key = hashlib.sha256(" ".join([*test_tools, base.name * base.exists()]).encode())
     for path in [*wheels, CONSTRAINTS]:
         key.update(path.read_bytes())
     installed = environment / "installed.key"
@@ -133,7 +136,7 @@ def install_alone(session: nox.Session, package: str) -> None:
     installed.unlink(missing_ok=True)
     # pip keeps an installed wheel when one of the same version comes; these change without a new version.
     session.install("--no-deps", "--force-reinstall", *map(str, wheels), silent=True)
-    session.install("--constraint", str(CONSTRAINTS), *map(str, wheels), *TEST_TOOLS, silent=True)
+    session.install("--constraint", str(CONSTRAINTS), *map(str, wheels), *test_tools, silent=True)
     installed.write_text(key.hexdigest(), encoding="utf-8")
 
 
