@@ -27,7 +27,7 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).resolve().parent
 SCRATCH = ROOT / ".nox"
 CONSTRAINTS = ROOT / "tools" / "constraints.txt"
-PROJECT = nox.project.load_toml(ROOT / "pyproject.toml")
+TEST_TOOLS = nox.project.dependency_groups(nox.project.load_toml(ROOT / "pyproject.toml"), "test")
 PACKAGES = sorted(path.parent.name for path in ROOT.glob("packages/*/pyproject.toml"))
 DISTRIBUTIONS = [*PACKAGES, "integration"]
 
@@ -109,6 +109,12 @@ def integration(session: nox.Session) -> None:
     python(session, "-m", *PYTEST, "integration/tests", *session.posargs)
 
 
+@nox.session(default=False)
+def gpu(session: nox.Session) -> None:
+    """Everything that needs a GPU, on one; no part of CI. Share: 10 min at most."""
+    session.run("bash", "tools/gpu_check.sh", *session.posargs, env={"PYTHON": sys.executable}, external=True)
+
+
 # --- environments of `tests` --------------------------------------------------------------------------------------
 
 
@@ -124,10 +130,7 @@ def install_alone(session: nox.Session, package: str) -> None:
     else:
         base.unlink(missing_ok=True)
 
-    own_group = f"test-{package}"
-    groups = ["test", *([own_group] if own_group in PROJECT["dependency-groups"] else [])]
-    test_tools = nox.project.dependency_groups(PROJECT, *groups)
-    key = hashlib.sha256(" ".join([*test_tools, base.name * base.exists()]).encode())
+    key = hashlib.sha256(" ".join([*TEST_TOOLS, base.name * base.exists()]).encode())
     for path in [*wheels, CONSTRAINTS]:
         key.update(path.read_bytes())
     installed = environment / "installed.key"
@@ -136,7 +139,7 @@ def install_alone(session: nox.Session, package: str) -> None:
     installed.unlink(missing_ok=True)
     # pip keeps an installed wheel when one of the same version comes; these change without a new version.
     session.install("--no-deps", "--force-reinstall", *map(str, wheels), silent=True)
-    session.install("--constraint", str(CONSTRAINTS), *map(str, wheels), *test_tools, silent=True)
+    session.install("--constraint", str(CONSTRAINTS), *map(str, wheels), *TEST_TOOLS, silent=True)
     installed.write_text(key.hexdigest(), encoding="utf-8")
 
 
@@ -166,11 +169,13 @@ def built_wheels() -> dict[str, Path]:
 
 @functools.cache
 def torch_base() -> Path:
-    """A folder of links to torch and what it depends on, as `.venv` has them, and to nothing else there."""
+    """A folder of links to torch, Triton and what they depend on, as `.venv` has them, and to nothing else there."""
     folder = SCRATCH / "torch-base"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    names, seen = ["torch"], set[str]()
+    # Triton's interpreter is a test tool of packages that use torch; there is none for every platform.
+    names = ["torch", *(["triton"] if importlib.util.find_spec("triton") else [])]
+    seen = set[str]()
     while names:
         name = names.pop()
         if name in seen:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
+
 from kvtide.arena import SCRATCH_BYTES, CPUDevice, KVArena, TensorDevice
 from kvtide.plan import KVStoragePlan
 from kvtide.sizing import size_plan
@@ -19,6 +21,8 @@ def build_kv_storage(
     chunk_tokens: int,
     state_slots: int | None = None,
     make_device: Callable[[KVArena], TensorDevice] = CPUDevice,
+    memory: torch.device | str = "cpu",
+    scratch_bytes: int = SCRATCH_BYTES,
 ) -> KVStorage:
     """A storage whose arena, mirrors and scratch lie within `budget_bytes`.
 
@@ -29,7 +33,10 @@ def build_kv_storage(
         max_context_tokens: length of the longest request, output included.
         chunk_tokens: longest prefill chunk that `prepare_step` is asked for.
         state_slots: boot target of the state band; by default one for each row.
-        make_device: the device to drive over the arena; by default the CPU device.
+        make_device: the device to drive over the arena; by default the CPU device. For a GPU,
+            `partial(CUDADevice, scratch_bytes=…)`.
+        memory: where the arena is allocated, "cuda" for a GPU.
+        scratch_bytes: what the device holds beside the arena for moves.
 
     Raises:
         kvtide.sizing.SizingError: the budget is below the floor of one request at batch size 1.
@@ -41,6 +48,6 @@ def build_kv_storage(
         max_context_tokens=max_context_tokens,
         chunk_tokens=chunk_tokens,
         state_slots=state_slots,
-        beside_arena={"scratch of moves": SCRATCH_BYTES},
+        beside_arena={"scratch of moves": scratch_bytes},
     )
-    return KVStorage(sized, make_device(KVArena.allocate(sized.layout.arena_bytes)))
+    return KVStorage(sized, make_device(KVArena.allocate(sized.layout.arena_bytes, memory)))
