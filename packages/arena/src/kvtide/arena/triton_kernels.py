@@ -180,6 +180,8 @@ def _copy_rows(
         write.token // grain,
         HAS_SOURCE_IDS=source_ids is not None,
         HAS_TARGET_IDS=target_ids is not None,
+        SOURCE_IS_PAGED=read.tokens > 1,
+        TARGET_IS_PAGED=write.tokens > 1,
         GRAIN=grain_words,
         ROWS=rows,
         COLUMNS=columns,

@@ -42,6 +42,8 @@ def copy_rows(
     target_token: tl.int64,
     HAS_SOURCE_IDS: tl.constexpr,
     HAS_TARGET_IDS: tl.constexpr,
+    SOURCE_IS_PAGED: tl.constexpr,
+    TARGET_IS_PAGED: tl.constexpr,
     GRAIN: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -62,8 +64,13 @@ def copy_rows(
         to_rows = tl.load(target_ids + rows, mask=is_row, other=-1)
     reads = is_row & (from_rows >= 0)
     writes = is_row & (to_rows >= 0)
-    read_at = (from_rows // source_tokens) * source_page + (from_rows % source_tokens) * source_token
-    write_at = (to_rows // target_tokens) * target_page + (to_rows % target_tokens) * target_token
+    # A division of 64-bit integers takes longer than a small row, so pages of one row do without.
+    read_at = from_rows * source_page
+    if SOURCE_IS_PAGED:
+        read_at = (from_rows // source_tokens) * source_page + (from_rows % source_tokens) * source_token
+    write_at = to_rows * target_page
+    if TARGET_IS_PAGED:
+        write_at = (to_rows // target_tokens) * target_page + (to_rows % target_tokens) * target_token
     words = tl.load(
         source + read_at[:, None] * GRAIN + columns[None, :],
         mask=reads[:, None] & is_column[None, :],
