@@ -16,7 +16,6 @@ from click.testing import CliRunner, Result
 
 from kvtide.engine import cli
 from kvtide.engine.commands import plan_report
-from kvtide.plan import KNOWN_MODEL_TYPES
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARED_CONFIGS = ROOT.parent / "shared" / "data" / "configs"
@@ -87,9 +86,9 @@ def test_the_tables_hold_the_figures_of_the_model(config_file: Path) -> None:
     bands = [line for line in lines if line[0] in ("state", "full")]
     assert bands[0][:5] == ["state", "grow-up end", "36", "77,266,944", "77,266,944"]
     assert bands[1][:5] == ["full", "grow-down end", "12", "393,216", "393,216"]
-    assert bands[2][:3] == ["state", "one slot", ""]
+    assert bands[2][:3] == ["state", "state slots", ""]
     assert bands[3][:3] == ["full", "every token", "24,576"]
-    assert [line[0] for line in lines if line[0].endswith("tokens") and len(line) == 4] == [
+    assert [line[0] for line in lines if line[0].endswith("tokens") and len(line) == 6] == [
         "1,024 tokens",
         "8,192 tokens",
         "65,536 tokens",
@@ -138,6 +137,7 @@ def test_every_field_of_the_document_is_documented(config_file: Path) -> None:
         ("fixed", plan_report.FixedReport),
         ("bands", plan_report.BandReport),
         ("contexts", plan_report.ContextReport),
+        ("stages", plan_report.StageReport),
     ):
         assert all(list(entry) == names(report) for entry in found[field])
 
@@ -262,25 +262,18 @@ def test_a_wrong_option_is_one_line(config_file: Path, options: list[str], part:
 
 
 @pytest.mark.requirement("P7", "S1")
-def test_every_published_config_of_a_known_family_prints() -> None:
+def test_every_published_config_prints() -> None:
     """The acceptance of the planner: no published file surprises it."""
     files = sorted(SHARED_CONFIGS.glob("*.json"))
     if not files:
         pytest.skip("needs the optional folder ../shared/data beside the repository")
-    printed = 0
+    assert len(files) >= 23
     for file in files:
-        config = json.loads(file.read_text())
-        model_type = config.get("text_config", config)["model_type"]
         result = kvtide("plan", file, "--budget", "40GiB")
-        if model_type not in KNOWN_MODEL_TYPES:
-            assert_one_line(result, f"model_type {model_type!r} is not known")
-            continue
         assert (result.exit_code, result.stderr) == (0, "")
         for context in document(file, "--budget", "40GiB")["contexts"]:
             assert f"{context['requests_in_memory']:,}" in result.stdout
             assert context["requests_in_memory"] * context["request_bytes"] <= 40 * 2**30
-        printed += 1
-    assert printed >= 14
 
 
 def test_an_unknown_command_gives_the_list() -> None:

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from kvtide.arena import SCRATCH_BYTES, gather_tokens, write_tokens
 from kvtide.ledger import InvariantError
 from kvtide.plan import (
+    ChunkLifetime,
+    CompressedGeometry,
     DType,
     FullLifetime,
     KVLayerDecl,
@@ -18,8 +20,10 @@ from kvtide.plan import (
     KVStoragePlan,
     Lifetime,
     MHAGeometry,
+    MLAGeometry,
     StateGeometry,
     StateLifetime,
+    SubPool,
     TensorDecl,
     WindowLifetime,
     plan_kv_storage,
@@ -37,8 +41,11 @@ from kvtide.storage import (
 CHUNK_TOKENS = 8
 
 
-def plan_of(*, windows: tuple[int, ...], full: bool, state: bool, page_tokens: int) -> KVStoragePlan:
+def plan_of(
+    *, windows: tuple[int, ...], full: bool, state: bool, page_tokens: int, chunks: tuple[int, ...] = ()
+) -> KVStoragePlan:
     lifetimes: list[Lifetime] = [WindowLifetime(window) for window in windows]
+    lifetimes += [ChunkLifetime(chunk) for chunk in chunks]
     lifetimes += [FullLifetime()] if full else []
     layers = []
     for layer, lifetime in enumerate(lifetimes):
@@ -99,26 +106,26 @@ class ToyModel:
                     shape = (len(tokens), *plane.shape[2:])
                     values = entries.view(-1, *[1] * (len(shape) - 1)).expand(shape)
                     write_tokens(plane, ids.write_slots[pool.name], values)
-                self.check_reads(step, pool.name, pool.window_tokens, layer, ids.page_tables[pool.name])
+                self.check_reads(step, pool, layer, ids.page_tables[pool.name])
         if ids.state_slots is not None:
             self.advance_state(step, ids.state_slots)
         storage.record_forward(step)
 
-    def check_reads(
-        self, step: PreparedStep, band: str, window: int | None, layer: int, table: torch.Tensor
-    ) -> None:
+    def check_reads(self, step: PreparedStep, pool: SubPool, layer: int, table: torch.Tensor) -> None:
         view = self.storage.routed_cache.attention(layer)
         assert view is not None
         for place, row in enumerate(step.rows.tolist()):
             end = int(step.starts[place] + step.counts[place])
-            first = 0 if window is None else max(0, int(step.starts[place]) - window + 1)
+            start = int(step.starts[place])
+            first = 0 if pool.window_tokens is None else max(0, start - pool.window_tokens + 1)
+            first = first if pool.chunk_tokens is None else start - start % pool.chunk_tokens
             at = torch.arange(first, end)
             page_tokens = self.storage.plan.page_tokens
             slots = table[place, at // page_tokens] * page_tokens + at % page_tokens
             expected = torch.tensor([self.entry(row, position, layer) for position in at.tolist()])
             for name, plane in view.planes.items():
                 read = gather_tokens(plane, slots).flatten(1)
-                assert (read == expected[:, None]).all(), f"{band} layer {layer} {name} row {row}"
+                assert (read == expected[:, None]).all(), f"{pool.name} layer {layer} {name} row {row}"
             held = -(-end // page_tokens)
             assert (table[place, held:] == 0).all(), "beyond the row a table reads as the sink"
             behind = first // page_tokens
@@ -143,6 +150,9 @@ MODELS = [
     {"windows": (16, 5), "full": True, "state": True},
     {"windows": (16, 5), "full": False, "state": True},
     {"windows": (), "full": False, "state": True},
+    {"windows": (), "chunks": (12,), "full": True, "state": False},
+    {"windows": (8,), "chunks": (8,), "full": False, "state": True},
+    {"windows": (), "chunks": (12,), "full": False, "state": False},
 ]
 
 
@@ -467,3 +477,85 @@ def test_a_leak_is_found_at_idle() -> None:
     storage.chain.take(pages=1)
     with pytest.raises(InvariantError, match=r"storage\.leak"):
         storage.verify_idle()
+
+
+@pytest.mark.requirement("K1", "P6", "P10")
+@pytest.mark.parametrize(
+    ("layers", "window_page_tokens", "text"),
+    [
+        (
+            [
+                KVLayerDecl(0, (KVPart(MHAGeometry(1, 3, 5, DType.FLOAT32), FullLifetime()),)),
+                KVLayerDecl(1, (KVPart(MHAGeometry(1, 3, 5, DType.FLOAT32), WindowLifetime(8)),)),
+            ],
+            2,
+            "cannot run pages of 2 tokens in band 'window-8' beside the owner's of 4: give every band one page size",
+        ),
+        (
+            [
+                KVLayerDecl(
+                    3, (KVPart(CompressedGeometry(MLAGeometry(8, 0, DType.FLOAT32), 4), FullLifetime()),)
+                )
+            ],
+            None,
+            "cannot run the compressed chains of layers [3]: kernels write one entry a token",
+        ),
+        (
+            [
+                KVLayerDecl(0, (KVPart(MHAGeometry(1, 3, 5, DType.FLOAT32), ChunkLifetime(8)),)),
+                KVLayerDecl(1, (KVPart(MHAGeometry(1, 3, 5, DType.FLOAT32), WindowLifetime(5)),)),
+            ],
+            None,
+            "cannot run bands ['window-5'] with 'chunk-8' as their owner: a finished attention chunk gives up",
+        ),
+        (
+            [
+                KVLayerDecl(0, (KVPart(MHAGeometry(1, 3, 5, DType.FLOAT32), FullLifetime()),)),
+                KVLayerDecl(1, (), shares_layer=0),
+            ],
+            None,
+            "cannot run layers [1], which share other layers' entries: declare them without parts",
+        ),
+    ],
+)
+def test_what_can_be_planned_but_not_run_is_refused_before_anything_is_allocated(
+    layers: list[KVLayerDecl], window_page_tokens: int | None, text: str
+) -> None:
+    """A plan that ran half would give wrong tokens; the text says what to do meanwhile."""
+    plan = plan_kv_storage(layers, page_tokens=4, window_page_tokens=window_page_tokens)
+    with pytest.raises(StorageError) as caught:
+        build(plan, arena_bytes=2**60)
+    assert str(caught.value).startswith(text)
+
+
+@pytest.mark.requirement("S3")
+def test_targets_limit_nothing_at_run_time() -> None:
+    """A mix that nobody planned for is served as long as its bytes are there, whichever band takes them."""
+    plan = plan_of(windows=(), full=True, state=True, page_tokens=4)
+    storage = build_kv_storage(
+        plan,
+        budget_bytes=SCRATCH_BYTES + 28_000,
+        max_running_requests=40,
+        max_context_tokens=400,
+        chunk_tokens=CHUNK_TOKENS,
+        state_slots=1,
+    )
+    targets = {target.name: target.unit_count for target in storage.sized.targets}
+    assert targets["state"] == 1
+    rows = storage.admit([1] * 40, [1] * 40)
+    assert not isinstance(rows, AdmissionRefusal)
+    held = {band.name: band.live_units for band in storage.chain.statistics().bands}
+    assert held["state"] == 40 > targets["state"]
+    storage.release(rows)
+
+    tight = build_kv_storage(
+        plan,
+        budget_bytes=SCRATCH_BYTES + 28_000,
+        max_running_requests=40,
+        max_context_tokens=400,
+        chunk_tokens=CHUNK_TOKENS,
+        state_slots=40,
+    )
+    tokens = {target.name: target.token_count for target in tight.sized.targets}["full"]
+    assert tokens is not None
+    assert not isinstance(tight.admit([tokens + 8], [1]), AdmissionRefusal)

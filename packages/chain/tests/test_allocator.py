@@ -10,11 +10,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtide.chain import SINK, ChainError, Taken, TakeRefusal
+from kvtide.chain import SINK, ChainAllocator, ChainError, Taken, TakeRefusal
 from kvtide.chain.hole_set import HoleSet
 from kvtide.device import NumpyDevice
 from kvtide.ledger import ForwardSteps, InvariantError
-from kvtide.plan import PageSpan
+from kvtide.plan import (
+    DType,
+    FullLifetime,
+    KVLayerDecl,
+    KVPart,
+    MLAGeometry,
+    PageSpan,
+    WindowLifetime,
+    lay_out,
+    plan_kv_storage,
+)
 
 from .walk import Walk, chain_over, layout_of
 
@@ -331,3 +341,18 @@ def test_the_chain_needs_no_torch() -> None:
     """Capacity tools and other engines run the allocator without it."""
     code = "import sys, kvtide.chain; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.requirement("C1")
+def test_bands_of_different_page_sizes_are_refused_at_construction() -> None:
+    """A take binds one page in each band; with sub-pages it would bind too few, and only a reader would notice."""
+    layers = [
+        KVLayerDecl(0, (KVPart(MLAGeometry(16, 0, DType.UINT8), FullLifetime()),)),
+        KVLayerDecl(1, (KVPart(MLAGeometry(16, 0, DType.UINT8), WindowLifetime(8)),)),
+    ]
+    layout = lay_out(plan_kv_storage(layers, page_tokens=4, window_page_tokens=2), 1000)
+    with pytest.raises(ChainError) as caught:
+        ChainAllocator(layout, NumpyDevice(1000), {}, ForwardSteps())
+    assert str(caught.value) == (
+        "cannot allocate bands of different page sizes, tokens a page {'window-8': 2, 'full': 4}: give all of them one"
+    )

@@ -226,6 +226,7 @@ def test_a_host_wait_for_a_completion_behind_the_event_covers_the_forward_and_th
     steps.host_synchronised(result_copied)
     steps.forward_processed(first)
     steps.forward_processed(second)
+    assert steps._completions == [], "a completion is noted for every forward, and kept for none that is over"
     assert broken(lambda: steps.forward_processed(third))[0] == "forward.processed_after_completion"
     invariant, text = broken(lambda: steps.completion_recorded(second, fresh_event()))
     assert invariant == "forward.use_names_one_in_flight"

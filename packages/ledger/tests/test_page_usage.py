@@ -294,3 +294,4 @@ def test_the_index_grows_and_reuses_its_entries() -> None:
         for copy in copies[::2] + copies[1::2]:
             usage.end(copy)
         assert usage.is_clear
+    assert len(usage._uses._free_uses) == len(copies), "a number that was given back is used again"

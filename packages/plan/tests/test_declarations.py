@@ -43,7 +43,8 @@ def test_a_layer_may_store_nothing() -> None:
 def test_two_parts_of_one_kind_are_refused_naming_the_layer(parts: tuple[KVPart, ...]) -> None:
     """One layer has one key-value tensor pair and one state; a second would have no name to be addressed by."""
     with pytest.raises(
-        PlanError, match=r"^layer 5 declares \d attention and \d state parts: at most one of each$"
+        PlanError,
+        match=r"^layer 5 declares \d attention, 0 compressed and \d state parts: at most one of each$",
     ):
         KVLayerDecl(5, parts)
 

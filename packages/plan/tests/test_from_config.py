@@ -24,272 +24,43 @@ from kvtide.plan import (
     StateLifetime,
     TensorDecl,
     from_config,
+    page_multiple,
     plan_kv_storage,
 )
 
-LLAMA_31_8B: dict[str, Any] = {
-    "model_type": "llama",
-    "torch_dtype": "bfloat16",
-    "num_hidden_layers": 32,
-    "hidden_size": 4096,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-}
-MISTRAL_7B: dict[str, Any] = LLAMA_31_8B | {"model_type": "mistral", "sliding_window": 4096}
-QWEN25_7B: dict[str, Any] = {
-    "model_type": "qwen2",
-    "num_hidden_layers": 28,
-    "hidden_size": 3584,
-    "num_attention_heads": 28,
-    "num_key_value_heads": 4,
-    "sliding_window": 131072,
-    "use_sliding_window": False,
-    "max_window_layers": 28,
-}
-QWEN3_30B_A3B: dict[str, Any] = {
-    "model_type": "qwen3_moe",
-    "num_hidden_layers": 48,
-    "hidden_size": 2048,
-    "head_dim": 128,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 4,
-    "sliding_window": None,
-}
-QWEN3_06B: dict[str, Any] = {
-    "model_type": "qwen3",
-    "num_hidden_layers": 28,
-    "hidden_size": 1024,
-    "head_dim": 128,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 8,
-}
-MINIMAX_M2: dict[str, Any] = {
-    "model_type": "minimax_m2",
-    "num_hidden_layers": 62,
-    "hidden_size": 3072,
-    "head_dim": 128,
-    "num_attention_heads": 48,
-    "num_key_value_heads": 8,
-}
-GEMMA3_27B: dict[str, Any] = {
-    "model_type": "gemma3",
-    "torch_dtype": "bfloat16",
-    "text_config": {
-        "model_type": "gemma3_text",
-        "num_hidden_layers": 62,
-        "head_dim": 128,
-        "hidden_size": 5376,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 16,
-        "sliding_window": 1024,
-    },
-    "vision_config": {"num_hidden_layers": 27},
-}
-GEMMA3_4B: dict[str, Any] = {
-    "model_type": "gemma3",
-    "text_config": {
-        "model_type": "gemma3_text",
-        "num_hidden_layers": 34,
-        "hidden_size": 2560,
-        "sliding_window": 1024,
-    },
-}
-GPT_OSS_20B: dict[str, Any] = {
-    "model_type": "gpt_oss",
-    "num_hidden_layers": 24,
-    "hidden_size": 2880,
-    "head_dim": 64,
-    "num_attention_heads": 64,
-    "num_key_value_heads": 8,
-    "sliding_window": 128,
-    "layer_types": ["sliding_attention", "full_attention"] * 12,
-}
-DEEPSEEK_V3: dict[str, Any] = {
-    "model_type": "deepseek_v3",
-    "num_hidden_layers": 61,
-    "num_attention_heads": 128,
-    "num_key_value_heads": 128,
-    "kv_lora_rank": 512,
-    "qk_rope_head_dim": 64,
-    "num_nextn_predict_layers": 1,
-}
-QWEN3_NEXT: dict[str, Any] = {
-    "model_type": "qwen3_next",
-    "num_hidden_layers": 48,
-    "hidden_size": 2048,
-    "head_dim": 256,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 2,
-    "full_attention_interval": 4,
-    "linear_conv_kernel_dim": 4,
-    "linear_key_head_dim": 128,
-    "linear_value_head_dim": 128,
-    "linear_num_key_heads": 16,
-    "linear_num_value_heads": 32,
-}
-QWEN35_27B: dict[str, Any] = {
-    "model_type": "qwen3_5",
-    "text_config": QWEN3_NEXT
-    | {
-        "model_type": "qwen3_5_text",
-        "dtype": "bfloat16",
-        "mamba_ssm_dtype": "float32",
-        "num_hidden_layers": 64,
-        "num_attention_heads": 24,
-        "num_key_value_heads": 4,
-        "linear_num_value_heads": 48,
-        "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 16,
-    },
-}
-FALCON_H1_34B: dict[str, Any] = {
-    "model_type": "falcon_h1",
-    "torch_dtype": "bfloat16",
-    "num_hidden_layers": 72,
-    "hidden_size": 5120,
-    "head_dim": 128,
-    "num_attention_heads": 20,
-    "num_key_value_heads": 4,
-    "mamba_d_ssm": 4096,
-    "mamba_n_heads": 32,
-    "mamba_d_head": 128,
-    "mamba_n_groups": 2,
-    "mamba_d_state": 256,
-    "mamba_d_conv": 4,
-    "mamba_expand": 2,
-}
-GRANITE_4_H_SMALL: dict[str, Any] = {
-    "model_type": "granitemoehybrid",
-    "num_hidden_layers": 40,
-    "hidden_size": 4096,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "layer_types": (["mamba"] * 9 + ["attention"]) * 4,
-    "mamba_n_heads": 128,
-    "mamba_d_head": "auto",
-    "mamba_n_groups": 1,
-    "mamba_d_state": 128,
-    "mamba_d_conv": 4,
-    "mamba_expand": 2,
-}
-BAMBA_9B: dict[str, Any] = {
-    key: value for key, value in GRANITE_4_H_SMALL.items() if key != "layer_types"
-} | {
-    "model_type": "bamba",
-    "num_hidden_layers": 32,
-    "attn_layer_indices": [9, 18, 27],
-    "mamba_d_head": 64,
-}
-NEMOTRON_3_NANO: dict[str, Any] = {
-    "model_type": "nemotron_h",
-    "num_hidden_layers": 52,
-    "hidden_size": 2688,
-    "head_dim": 128,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 2,
-    "hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME",
-    "mamba_num_heads": 64,
-    "mamba_head_dim": 64,
-    "mamba_ssm_cache_dtype": "float32",
-    "n_groups": 8,
-    "ssm_state_size": 128,
-    "conv_kernel": 4,
-    "sliding_window": None,
-}
-JAMBA_V01: dict[str, Any] = {
-    "model_type": "jamba",
-    "num_hidden_layers": 32,
-    "hidden_size": 4096,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "attn_layer_period": 8,
-    "attn_layer_offset": 4,
-    "mamba_d_conv": 4,
-    "mamba_d_state": 16,
-    "mamba_expand": 2,
-}
-LFM2_12B: dict[str, Any] = {
-    "model_type": "lfm2",
-    "num_hidden_layers": 16,
-    "hidden_size": 2048,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "conv_L_cache": 3,
-    "full_attn_idxs": [2, 5, 8, 10, 12, 14],
-}
-
-KV = 2 * 2
-"""A key and a value of two bytes."""
-
-PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, tuple[int, int]]]] = {
-    "Llama-3.1-8B": (LLAMA_31_8B, {"full": (32, 32 * 8 * 128 * KV)}),
-    "Mistral-7B-v0.1": (MISTRAL_7B, {"window-4096": (32, 32 * 8 * 128 * KV)}),
-    "Mistral-7B-v0.3": (MISTRAL_7B | {"sliding_window": None}, {"full": (32, 32 * 8 * 128 * KV)}),
-    "Mixtral-8x7B-v0.1": (
-        LLAMA_31_8B | {"model_type": "mixtral", "sliding_window": None},
-        {"full": (32, 32 * 8 * 128 * KV)},
-    ),
-    "Qwen2.5-7B": (QWEN25_7B, {"full": (28, 28 * 4 * 128 * KV)}),
-    "Qwen3-0.6B": (QWEN3_06B, {"full": (28, 28 * 8 * 128 * KV)}),
-    "Qwen3-30B-A3B": (QWEN3_30B_A3B, {"full": (48, 48 * 4 * 128 * KV)}),
-    "MiniMax-M2": (MINIMAX_M2, {"full": (62, 62 * 8 * 128 * KV)}),
-    "gemma-3-27b": (
-        GEMMA3_27B,
-        {"window-1024": (52, 52 * 16 * 128 * KV), "full": (10, 10 * 16 * 128 * KV)},
-    ),
-    "gemma-3-4b, fields left to the family": (
-        GEMMA3_4B,
-        {"window-1024": (29, 29 * 4 * 256 * KV), "full": (5, 5 * 4 * 256 * KV)},
-    ),
-    "gpt-oss-20b": (GPT_OSS_20B, {"window-128": (12, 12 * 8 * 64 * KV), "full": (12, 12 * 8 * 64 * KV)}),
-    "DeepSeek-V3": (DEEPSEEK_V3, {"full": (61, 61 * (512 + 64) * 2)}),
-    "Kimi-K2": (DEEPSEEK_V3 | {"model_type": "kimi_k2"}, {"full": (61, 61 * (512 + 64) * 2)}),
-    "Qwen3-Next-80B-A3B": (
-        QWEN3_NEXT,
-        {
-            "state": (36, 36 * ((2 * 16 + 32) * 128 * 3 * 2 + 32 * 128 * 128 * 4)),
-            "full": (12, 12 * 2 * 256 * KV),
-        },
-    ),
-    "Qwen3.5-27B": (
-        QWEN35_27B,
-        {
-            "state": (48, 48 * ((2 * 16 + 48) * 128 * 3 * 2 + 48 * 128 * 128 * 4)),
-            "full": (16, 16 * 4 * 256 * KV),
-        },
-    ),
-    "Falcon-H1-34B": (
-        FALCON_H1_34B,
-        {
-            "state": (72, 72 * ((4096 + 2 * 2 * 256) * 3 * 2 + 4096 * 256 * 4)),
-            "full": (72, 72 * 4 * 128 * KV),
-        },
-    ),
-    "granite-4.0-h-small": (
-        GRANITE_4_H_SMALL,
-        {"state": (36, 36 * ((8192 + 2 * 128) * 3 * 2 + 8192 * 128 * 4)), "full": (4, 4 * 8 * 128 * KV)},
-    ),
-    "Bamba-9B": (
-        BAMBA_9B,
-        {"state": (29, 29 * ((8192 + 2 * 128) * 3 * 2 + 8192 * 128 * 4)), "full": (3, 3 * 8 * 128 * KV)},
-    ),
-    "Nemotron-3-Nano": (
-        NEMOTRON_3_NANO,
-        {
-            "state": (23, 23 * ((64 * 64 + 2 * 8 * 128) * 3 * 2 + 64 * 64 * 128 * 4)),
-            "full": (6, 6 * 2 * 128 * KV),
-        },
-    ),
-    "Jamba-v0.1": (
-        JAMBA_V01,
-        {"state": (28, 28 * (8192 * 3 * 2 + 8192 * 16 * 4)), "full": (4, 4 * 8 * 128 * KV)},
-    ),
-    "LFM2-1.2B": (LFM2_12B, {"state": (10, 10 * 2048 * 2 * 2), "full": (6, 6 * 8 * 64 * KV)}),
-}
-"""By model: its config, and for each band the layers in it and the payload bytes per token (per slot for state)."""
+from .published import (
+    BAMBA_9B,
+    DEEPSEEK_V3,
+    DEEPSEEK_V4_FLASH,
+    FALCON_H1_34B,
+    GEMMA3_4B,
+    GEMMA3_27B,
+    GEMMA4_26B,
+    GEMMA4_E2B,
+    GLM_5,
+    GPT_OSS_20B,
+    GRANITE_4_H_SMALL,
+    JAMBA_V01,
+    KIMI_LINEAR,
+    LFM2_12B,
+    LLAMA4_SCOUT,
+    LLAMA_31_8B,
+    MIMO_V2_FLASH,
+    MINIMAX_M2,
+    MINIMAX_M3,
+    MINIMAX_TEXT_01,
+    MISTRAL_7B,
+    NEMOTRON_3_NANO,
+    PUBLISHED,
+    QWEN3_NEXT,
+    QWEN25_7B,
+    QWEN35_27B,
+)
 
 
 def bands_of(config: dict[str, Any], **options: Any) -> dict[str, tuple[int, int]]:
-    plan = plan_kv_storage(from_config(config, **options), page_tokens=16)
+    decls = from_config(config, **options)
+    plan = plan_kv_storage(decls, page_tokens=max(16, page_multiple(decls)))
     return {pool.name: (len(pool.layers), pool.payload_bytes_per_token) for pool in plan.sub_pools}
 
 
@@ -319,11 +90,19 @@ def test_every_known_family_is_in_the_table_of_published_models() -> None:
     covered |= {
         config["text_config"]["model_type"] for config, _ in PUBLISHED.values() if "text_config" in config
     }
-    spelled_alike = {"qwen3_5_moe": "qwen3_5", "qwen3_5_moe_text": "qwen3_5_text"}
+    spelled_alike = {
+        "qwen3_5_moe": "qwen3_5",
+        "qwen3_5_moe_text": "qwen3_5_text",
+        "minimax": "minimax_text_01",
+        "minimax_m3_vl": "minimax_m3",
+        "minimax_m3_vl_text": "minimax_m3",
+    }
     assert {spelled_alike.get(known, known) for known in KNOWN_MODEL_TYPES} == covered
-    for moe, dense in spelled_alike.items():
-        flat = QWEN35_27B["text_config"]
-        assert from_config(flat | {"model_type": moe}) == from_config(flat | {"model_type": dense})
+    for other, spelling in spelled_alike.items():
+        flat = {"minimax_text_01": MINIMAX_TEXT_01, "minimax_m3": MINIMAX_M3}.get(
+            spelling, QWEN35_27B["text_config"]
+        )
+        assert from_config(flat | {"model_type": other}) == from_config(flat | {"model_type": spelling})
 
 
 @pytest.mark.requirement("P7", "P1")
@@ -446,6 +225,49 @@ def test_a_window_larger_than_the_context_is_accepted() -> None:
         ({**DEEPSEEK_V3, "num_nextn_predict_layers": 0}, DEEPSEEK_V3),
         (
             {
+                **{key: value for key, value in GEMMA4_26B["text_config"].items() if "global" not in key},
+                "per_layer_config": {
+                    f"{layer:02}": {"head_dim": 512, "num_key_value_heads": 2} for layer in range(5, 30, 6)
+                },
+            },
+            GEMMA4_26B,
+        ),
+        (
+            {
+                **{
+                    key: value
+                    for key, value in MIMO_V2_FLASH.items()
+                    if not key.startswith(("swa", "hybrid", "sliding"))
+                },
+                "sliding_window": 129,
+            },
+            MIMO_V2_FLASH,
+        ),
+        (
+            {
+                **{key: value for key, value in DEEPSEEK_V4_FLASH.items() if key != "compress_ratios"},
+                "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 128},
+                "layer_types": [
+                    *["sliding_attention"] * 2,
+                    *["compressed_sparse_attention", "heavily_compressed_attention"] * 20,
+                    "compressed_sparse_attention",
+                ],
+            },
+            DEEPSEEK_V4_FLASH,
+        ),
+        (
+            {
+                **{key: value for key, value in KIMI_LINEAR.items() if key != "linear_attn_config"},
+                "linear_num_heads": 32,
+                "layer_types": [
+                    "full_attention" if layer in {4, 8, 12, 16, 20, 24, 27} else "linear_attention"
+                    for layer in range(1, 28)
+                ],
+            },
+            KIMI_LINEAR,
+        ),
+        (
+            {
                 **{
                     key: value
                     for key, value in NEMOTRON_3_NANO.items()
@@ -473,7 +295,7 @@ def test_a_state_of_one_tap_has_no_convolution_to_keep() -> None:
 
 
 @pytest.mark.requirement("P7")
-@pytest.mark.parametrize("model_type", ["llama4_text", "deepseek_v32", "glm_moe_dsa", 7, ["llama"]])
+@pytest.mark.parametrize("model_type", ["gpt2", "mllama_text_model", 7, ["llama"]])
 def test_an_unknown_family_is_refused_with_the_known_ones_and_a_way_out(model_type: Any) -> None:
     """The reader learns whether to wait for support or to write ten lines now."""
     with pytest.raises(ConfigError) as caught:
@@ -487,9 +309,9 @@ def test_an_unknown_family_is_refused_with_the_known_ones_and_a_way_out(model_ty
 
 @pytest.mark.requirement("P7")
 def test_a_nested_family_that_is_not_known_is_refused_by_its_own_name() -> None:
-    """Llama 4's outer name would hide that its text model is what is missing."""
-    with pytest.raises(ConfigError, match=r"^model_type 'llama4_text' is not known"):
-        from_config({"model_type": "llama4", "text_config": {"model_type": "llama4_text"}})
+    """The outer name would hide that the text model is what is missing."""
+    with pytest.raises(ConfigError, match=r"^model_type 'mllama_text_model' is not known"):
+        from_config({"model_type": "mllama", "text_config": {"model_type": "mllama_text_model"}})
 
 
 REFUSALS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
@@ -550,8 +372,8 @@ REFUSALS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ),
     (
         GPT_OSS_20B,
-        {"layer_types": ["chunked_attention"] * 24},
-        "layer_types[0] must be one of full_attention, attention, sliding_attention, linear_attention, ",
+        {"layer_types": ["bidirectional"] * 24},
+        "layer_types[0] must be one of full_attention, attention, sliding_attention, chunked_attention, ",
     ),
     (
         GPT_OSS_20B,
@@ -610,6 +432,67 @@ REFUSALS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         "hybrid_override_pattern must be a string of the letters * M E -, found 'MX'",
     ),
     (NEMOTRON_3_NANO, {"mamba_ssm_cache_dtype": 4}, "mamba_ssm_cache_dtype must be one of float32, "),
+    (MIMO_V2_FLASH, {"swa_head_dim": 0}, "swa_head_dim must be a positive integer, found 0"),
+    (
+        MIMO_V2_FLASH,
+        {"hybrid_layer_pattern": [0, 1]},
+        "hybrid_layer_pattern names 2 layers, but num_hidden_layers is 48",
+    ),
+    (
+        MIMO_V2_FLASH,
+        {"hybrid_layer_pattern": [0] * 47 + [2]},
+        "hybrid_layer_pattern[47] must be one of 0, 1, found 2",
+    ),
+    (
+        LLAMA4_SCOUT["text_config"],
+        {"attention_chunk_size": -1},
+        "attention_chunk_size must be a positive integer, found -1",
+    ),
+    (
+        GEMMA4_E2B,
+        {"num_kv_shared_layers": 33},
+        "num_kv_shared_layers = 33 leaves layer 4 no full attention to share",
+    ),
+    (
+        GEMMA4_E2B,
+        {"use_bidirectional_attention": "all"},
+        "use_bidirectional_attention is 'all': an encoder attends",
+    ),
+    (GEMMA4_E2B, {"per_layer_config": [3]}, "per_layer_config must be a JSON object, found [3]"),
+    (
+        GEMMA4_E2B,
+        {"per_layer_config": {"last": {}}},
+        "per_layer_config must name layers by number, found 'last'",
+    ),
+    (GEMMA4_E2B, {"per_layer_config": {"4": 7}}, "per_layer_config.4 must be a JSON object, found 7"),
+    (
+        GEMMA4_E2B,
+        {"per_layer_config": {"4": {"head_dim": -1}}},
+        "head_dim must be a positive integer, found -1",
+    ),
+    (GLM_5, {"index_topk_pattern": "FSX" * 26}, "indexer_types[2] must be full or shared, found 'X'"),
+    (GLM_5, {"indexer_types": ["full"]}, "indexer_types names 1 layers, but num_hidden_layers is 78"),
+    (
+        DEEPSEEK_V4_FLASH,
+        {"compress_ratios": [0] * 42},
+        "compress_ratios names 42 layers, but num_hidden_layers is 43",
+    ),
+    (
+        DEEPSEEK_V4_FLASH,
+        {"compress_ratios": [7] * 43},
+        "compress_ratios[0] must be one of 0, 4, 128, found 7",
+    ),
+    (
+        DEEPSEEK_V4_FLASH,
+        {"qk_rope_head_dim": 512},
+        "qk_rope_head_dim must be below head_dim = 512, found 512",
+    ),
+    (KIMI_LINEAR, {"linear_attn_config": [3]}, "linear_attn_config must be a JSON object, found [3]"),
+    (
+        KIMI_LINEAR,
+        {"linear_attn_config": KIMI_LINEAR["linear_attn_config"] | {"kda_layers": [1, 1]}},
+        "linear_attn_config.full_attn_layers and kda_layers must name every layer of 1 to 27 once between them",
+    ),
     (JAMBA_V01, {"attn_layer_offset": 8}, "attn_layer_offset must be below attn_layer_period = 8, found 8"),
 ]
 

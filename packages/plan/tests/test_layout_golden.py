@@ -10,18 +10,23 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import attrs
 import pytest
 
 from kvtide.plan import (
     ArenaLayout,
     BandLayout,
+    ChunkLifetime,
+    CompressedGeometry,
     DType,
     FullLifetime,
+    IndexerKeys,
     KVLayerDecl,
     KVPart,
     Lifetime,
     MHAGeometry,
     MLAGeometry,
+    Quantization,
     StateGeometry,
     StateLifetime,
     TensorDecl,
@@ -83,7 +88,51 @@ def _latent_beyond_4_gib() -> tuple[ArenaLayout, tuple[int, ...]]:
     return lay_out(plan_kv_storage(layers, page_tokens=64), 2**33 + 2**20 + 7), (1900,)
 
 
+def _compressed_chain_with_window_and_tail() -> tuple[ArenaLayout, tuple[int, ...]]:
+    """DeepSeek V4's form, small: an fp8 row with its scales and rotary key, strides of 2 and 4, indexer keys, compressor tails."""
+    row = MLAGeometry(
+        16,
+        4,
+        DType.FLOAT8_E4M3,
+        rope_dtype=DType.BFLOAT16,
+        quantization=Quantization(scale_dtype=DType.UINT8, block_elements=8, scale_multiple=4),
+    )
+    indexed = attrs.evolve(row, indexer=IndexerKeys(8, DType.FLOAT8_E4M3, DType.FLOAT32))
+    tail = StateGeometry((TensorDecl("row_open", (2, 3, 20), DType.BFLOAT16),))
+    window = KVPart(row, WindowLifetime(4))
+    layers = [
+        KVLayerDecl(0, (window,)),
+        KVLayerDecl(1, (window, KVPart(CompressedGeometry(indexed, 2), FullLifetime()))),
+        KVLayerDecl(
+            2,
+            (window, KVPart(CompressedGeometry(row, 4), FullLifetime()), KVPart(tail, StateLifetime())),
+        ),
+    ]
+    return lay_out(plan_kv_storage(layers, page_tokens=8, window_page_tokens=4), 4000), (2, 3, 2)
+
+
+def _quantised_chunks_and_one_tensor() -> tuple[ArenaLayout, tuple[int, ...]]:
+    """Chunked-local layers in fp8 with a scale a head, in small pages; full layers whose value is their key, one of them shared."""
+    scaled = MHAGeometry(2, 16, 8, DType.FLOAT8_E4M3, quantization=Quantization(scale_dtype=DType.FLOAT32))
+    packed = MHAGeometry(
+        1,
+        32,
+        32,
+        DType.UINT8,
+        one_tensor=True,
+        quantization=Quantization(scale_dtype=DType.FLOAT8_E4M3, block_elements=16, elements_per_byte=2),
+    )
+    layers = [
+        KVLayerDecl(0, (KVPart(scaled, ChunkLifetime(16)),)),
+        KVLayerDecl(1, (KVPart(packed, FullLifetime()),)),
+        KVLayerDecl(2, (), shares_layer=1),
+    ]
+    return lay_out(plan_kv_storage(layers, page_tokens=8, window_page_tokens=2), 3000), (8, 5)
+
+
 CASES = {
+    "compressed-chain-window-tail": _compressed_chain_with_window_and_tail,
+    "quantised-chunks-one-tensor": _quantised_chunks_and_one_tensor,
     "window-full": _window_and_full,
     "state-two-windows-full": _state_two_windows_and_full,
     "attention-and-state-in-every-layer": _attention_and_state_in_every_layer,

@@ -60,7 +60,7 @@ def most_pages_held(steps: tuple[int, ...], page_tokens: int, window_tokens: int
     page_tokens=st.integers(1, 5),
 )
 def test_the_demand_is_the_most_that_any_chunking_reaches(
-    make_plan: MakePlan, counts: dict[str, int], window_tokens: int, page_tokens: int
+    make_plan: MakePlan, counts: dict[str, Any], window_tokens: int, page_tokens: int
 ) -> None:
     """One page less and an admitted request is refused a page mid-way; one more and a request waits for nothing."""
     demand = request_demand(make_plan(page_tokens, state=16, windows={window_tokens: 16}, full=16), **counts)

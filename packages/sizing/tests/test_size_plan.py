@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
+import attrs
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvtide.plan import ArenaLayout, KVStoragePlan, lay_out, pack
 from kvtide.sizing import (
+    CheckpointStrategy,
     KVDemand,
+    ServingPolicy,
     SizedPlan,
     SizingError,
     request_demand,
     requests_that_fit,
     size_plan,
+    size_stages,
 )
 
 MakePlan = Callable[..., KVStoragePlan]
@@ -93,55 +98,203 @@ def test_the_arena_is_the_largest_that_leaves_room_for_everything_beside_it(
     assert {term.name: term.byte_count for term in sized.fixed if not term.in_arena}["staging"] == beside
 
 
-@pytest.mark.requirement("S1")
+@attrs.frozen
+class Splits:
+    """What a request of the longest length may hold, over every split of its tokens into prompt and output."""
+
+    plan: KVStoragePlan
+    limits: dict[str, int]
+    policy: ServingPolicy
+
+    def peaks(self) -> list[int]:
+        longest, chunk = self.limits["max_context_tokens"], self.limits["chunk_tokens"]
+        return [
+            max(counts)
+            for counts in zip(
+                *(
+                    request_demand(
+                        self.plan,
+                        prompt_tokens=prompt,
+                        output_tokens=longest - prompt + 1,
+                        chunk_tokens=chunk,
+                        policy=self.policy,
+                    ).units
+                    for prompt in range(1, longest + 1)
+                ),
+                strict=True,
+            )
+        ]
+
+
+POLICIES = st.sampled_from(
+    [
+        ServingPolicy(),
+        ServingPolicy(strategy=CheckpointStrategy.NO_BUFFER),
+        ServingPolicy(overlap=True),
+        ServingPolicy(draft_tokens=2),
+    ]
+)
+
+
+@pytest.mark.requirement("S1", "P10")
 @EXHAUSTIVE
 @given(
     shape=SHAPES,
     limits=LIMITS,
     budget_bytes=st.integers(200, 4000),
-    state_slots=st.none() | st.integers(1, 6),
+    asked=st.fixed_dictionaries(
+        {
+            "state": st.none() | st.integers(1, 6) | st.fractions(Fraction(1, 10), 1, max_denominator=10),
+            "policy": POLICIES,
+            "ratio": st.sampled_from([1, 1, 2]),
+        }
+    ),
 )
 def test_targets_are_the_best_of_all_that_pack(
     make_plan: MakePlan,
     shape: dict[str, Any],
     limits: dict[str, int],
     budget_bytes: int,
-    state_slots: int | None,
+    asked: dict[str, Any],
 ) -> None:
     """The stated objective, tried from the top: slots first, then full attention with its windows beside it."""
-    plan = shape_plan(make_plan, shape)
-    sized = sized_or_refused(plan, budget_bytes, limits, state_slots=state_slots)
+    state, policy, ratio = asked["state"], asked["policy"], asked["ratio"]
+    small = shape["page_tokens"]
+    plan = make_plan(
+        small * ratio,
+        state=shape["state"],
+        windows=shape["windows"],
+        full=shape["full"],
+        window_page_tokens=small,
+    )
+    given_state = {"state_slots": state} if isinstance(state, int) else {"state_share": state}
+    sized = sized_or_refused(plan, budget_bytes, limits, policy=policy, **given_state)
     if isinstance(sized, str):
         return
-    longest = request_demand(
-        plan,
-        prompt_tokens=limits["max_context_tokens"],
-        output_tokens=1,
-        chunk_tokens=limits["chunk_tokens"],
-    )
-    window_peaks = [limits["max_running_requests"] * units for units in longest.units]
-    owner_place = len(plan.sub_pools) - 1 if shape["full"] else (1 if shape["state"] else 0)
+    peaks, rows = Splits(plan, limits, policy).peaks(), limits["max_running_requests"]
+    each = peaks[0] if shape["state"] else None
+
+    def running(slots: int) -> int:
+        return rows if each is None else min(rows, slots // each)
 
     def targets(slots: int, owner_pages: int) -> tuple[int, ...]:
         return tuple(
             slots
             if pool.page_tokens is None
             else owner_pages
-            if place == owner_place
-            else min(owner_pages, window_peaks[place])
-            for place, pool in enumerate(plan.sub_pools)
+            if pool is plan.owner
+            else min(owner_pages * (plan.page_tokens // pool.page_tokens), max(1, running(slots)) * peak)
+            for pool, peak in zip(plan.sub_pools, peaks, strict=True)
         )
 
     def packs(slots: int, owner_pages: int) -> bool:
         return pack(sized.layout, targets(slots, owner_pages)) is not None
 
-    tried = [slots for slots in range(1, limits["max_running_requests"] + 1) if packs(slots, slots)]
-    slots = state_slots or tried[-1]
-    most = max([pages for pages in range(1, budget_bytes // 16 + 1) if packs(slots, pages)])
+    slots = 0
+    if isinstance(state, int) and each is not None:
+        slots = state
+    elif each is not None:
+        share = Fraction(1) if plan.owner is None else state or Fraction(1, 2)
+        chain_bytes = sized.layout.arena_bytes - sized.layout.prefix_bytes
+        unit = plan.sub_pools[0].unit.unit_bytes
+        wanted = [count for count in range(each, rows * each + 1) if count * unit <= chain_bytes * share]
+        slots = max([count for count in wanted if packs(count, 1)], default=each)
+    most = max([pages for pages in range(budget_bytes // 16 + 1) if packs(slots, pages)]) if plan.owner else 0
     assert tuple(target.unit_count for target in sized.targets) == targets(slots, most)
+    smallest = request_demand(plan, prompt_tokens=1, output_tokens=1, chunk_tokens=1, policy=policy).units
+    together = [count for count in range(rows + 1) if pack(sized.layout, [count * u for u in smallest])]
+    assert sized.concurrency == max(together)
     for target, pool in zip(sized.targets, plan.sub_pools, strict=True):
         assert target.name == pool.name
         assert target.token_count == (pool.page_tokens and pool.page_tokens * target.unit_count)
+
+
+@pytest.mark.requirement("S1")
+@given(
+    state_bytes=st.integers(1, 3000),
+    token_bytes=st.integers(1, 300),
+    tokens=st.integers(1, 60),
+    budget_bytes=st.integers(20_000, 60_000),
+)
+def test_half_for_state_holds_half_of_what_the_best_split_would(
+    make_plan: MakePlan, state_bytes: int, token_bytes: int, tokens: int, budget_bytes: int
+) -> None:
+    """The argument for the default share: whatever requests are like, no kind has less than half of its best."""
+    plan = make_plan(1, state=state_bytes, full=token_bytes)
+    rows = 10_000
+    sized = sized_or_refused(
+        plan, budget_bytes, {"max_running_requests": rows, "max_context_tokens": 1, "chunk_tokens": 1}
+    )
+    if isinstance(sized, str):
+        return
+    demand = KVDemand((1, tokens))
+    best = requests_that_fit(sized.layout, demand)
+    held = [target.unit_count // units for target, units in zip(sized.targets, demand.units, strict=True)]
+    assert min(held) >= best // 2 - 1
+
+
+@pytest.mark.requirement("S1")
+def test_a_model_of_large_states_keeps_room_for_tokens(make_plan: MakePlan) -> None:
+    """Qwen3.5-397B by its bytes, 40 GiB, 256 rows: 111 states of 192 MB and some 697,000 tokens, not 222 states and 9,568 tokens."""
+    plan = make_plan(16, state=192_061_440, full=30_720)
+    sized = size_plan(
+        plan, budget_bytes=40 * 2**30, max_running_requests=256, max_context_tokens=262_144, chunk_tokens=2048
+    )
+    state, full = sized.targets
+    assert state.unit_count == 20 * 2**30 // 192_061_440 == 111
+    assert full.token_count is not None
+    assert 690_000 < full.token_count < 710_000
+
+
+@pytest.mark.requirement("S4")
+def test_stages_agree_on_the_least_concurrency(make_plan: MakePlan) -> None:
+    """Every stage runs the same requests, so rows that one stage cannot serve are bytes lost to the others."""
+    large, small = make_plan(16, state=400_000, full=64), make_plan(16, state=100_000, full=64)
+    windows = make_plan(16, windows={128: 64}, full=64)
+    limits: dict[str, Any] = {"max_running_requests": 64, "max_context_tokens": 1024, "chunk_tokens": 256}
+    alone = [size_plan(plan, budget_bytes=16 * 2**20, **limits) for plan in (small, large, windows)]
+    assert [sized.concurrency for sized in alone] == [64, 41, 64]
+    agreed = size_stages((small, large, windows), budget_bytes=16 * 2**20, **limits)
+    assert [(sized.concurrency, sized.max_running_requests) for sized in agreed] == [(41, 41)] * 3
+    for before, after in zip(alone, agreed, strict=True):
+        assert after.layout.arena_bytes >= before.layout.arena_bytes
+
+
+@pytest.mark.requirement("S1")
+def test_reserved_bytes_are_left_alone(make_plan: MakePlan) -> None:
+    """Activations and graphs need them; they stand among the terms that no band can take."""
+    limits: dict[str, Any] = {"max_running_requests": 4, "max_context_tokens": 64, "chunk_tokens": 16}
+    plan = make_plan(16, full=64)
+    kept = size_plan(plan, budget_bytes=100_000, reserved_bytes=30_000, **limits)
+    less = size_plan(plan, budget_bytes=70_000, **limits)
+    assert kept.layout == less.layout
+    assert {term.name: term.byte_count for term in kept.fixed}["reserved"] == 30_000
+    with pytest.raises(SizingError, match=r"; reserved 99999; missing \d+ bytes$"):
+        size_plan(plan, budget_bytes=100_000, reserved_bytes=99_999, **limits)
+
+
+@pytest.mark.requirement("S2")
+def test_a_window_beyond_the_context_costs_the_floor_no_more_than_the_context(make_plan: MakePlan) -> None:
+    """A model with a window of a million tokens serves requests of 64 in a small budget."""
+    plan = make_plan(16, windows={2**20: 64}, full=64)
+    sized = size_plan(
+        plan, budget_bytes=30_000, max_running_requests=1, max_context_tokens=64, chunk_tokens=64
+    )
+    assert all(target.unit_count >= 4 for target in sized.targets)
+
+
+@pytest.mark.requirement("S1")
+@pytest.mark.parametrize("value", [0, -0.5, 1.5, True, "half", float("nan")])
+def test_a_share_that_is_none_is_refused(make_plan: MakePlan, value: Any) -> None:
+    """More than the whole chain, or nothing of it."""
+    limits: dict[str, Any] = {"max_running_requests": 2, "max_context_tokens": 8, "chunk_tokens": 4}
+    with pytest.raises(SizingError) as caught:
+        size_plan(make_plan(4, state=16, full=16), budget_bytes=10_000, state_share=value, **limits)
+    assert str(caught.value) == f"state_share must lie in (0, 1], found {value!r}"
+    with pytest.raises(SizingError, match=r"state_slots = 3 and state_share = 0.5 exclude one another"):
+        size_plan(
+            make_plan(4, state=16, full=16), budget_bytes=10_000, state_slots=3, state_share=0.5, **limits
+        )
 
 
 def terms_of(text: str) -> list[int]:
@@ -187,12 +340,13 @@ def test_a_refusal_lists_every_term_and_exactly_the_missing_bytes(
 def test_the_floor_holds_one_request_token_by_token(
     make_plan: MakePlan, shape: dict[str, Any], limits: dict[str, int]
 ) -> None:
-    """Its window rows, its slot and a page to write to: a request that is long enough decodes on forever in the windows."""
+    """Its window rows, its slot and a page to write to: the longest request decodes on to its end in the windows."""
     plan = shape_plan(make_plan, shape)
     text = sized_or_refused(plan, 1, limits)
     assert isinstance(text, str)
     counts = [int(count) for count in re.findall(r"(\d+) × \d+ bytes of '", text)]
-    decoding = request_demand(plan, prompt_tokens=1, output_tokens=1000, chunk_tokens=1).units
+    longest = limits["max_context_tokens"]
+    decoding = request_demand(plan, prompt_tokens=1, output_tokens=longest, chunk_tokens=1).units
     expected = [
         units if pool.window_tokens else 1 for pool, units in zip(plan.sub_pools, decoding, strict=True)
     ]

@@ -16,7 +16,7 @@ from kvtide.chain import Refusal
 from kvtide.device import IntArray
 from kvtide.ledger import InvariantError
 from kvtide.plan import pack
-from kvtide.sizing import KVDemand, SizedPlan, SizingError, request_demand
+from kvtide.sizing import KVDemand, SizedPlan, SizingError
 from kvtide.storage.errors import StorageError
 
 
@@ -41,12 +41,7 @@ class Admission:
     def demand(self, prompt_tokens: int, output_tokens: int) -> KVDemand:
         """The peak of one request; raises `StorageError` for a length that is no positive integer."""
         try:
-            return request_demand(
-                self._sized.plan,
-                prompt_tokens=prompt_tokens,
-                output_tokens=output_tokens,
-                chunk_tokens=self._sized.chunk_tokens,
-            )
+            return self._sized.demand(prompt_tokens=prompt_tokens, output_tokens=output_tokens)
         except SizingError as error:
             raise StorageError(f"cannot admit a request: {error}") from error
 

@@ -6,10 +6,11 @@ from collections.abc import Callable
 
 import torch
 
-from kvtide.arena import SCRATCH_BYTES, CPUDevice, KVArena, TensorDevice
-from kvtide.plan import KVStoragePlan
+from kvtide.arena import CPUDevice, KVArena, TensorDevice
+from kvtide.plan import MOVE_SCRATCH_BYTES, KVStoragePlan
 from kvtide.sizing import size_plan
 from kvtide.storage.storage import KVStorage
+from kvtide.storage.supported import check_supported
 
 
 def build_kv_storage(
@@ -22,7 +23,7 @@ def build_kv_storage(
     state_slots: int | None = None,
     make_device: Callable[[KVArena], TensorDevice] = CPUDevice,
     memory: torch.device | str = "cpu",
-    scratch_bytes: int = SCRATCH_BYTES,
+    scratch_bytes: int = MOVE_SCRATCH_BYTES,
 ) -> KVStorage:
     """A storage whose arena, mirrors and scratch lie within `budget_bytes`.
 
@@ -32,15 +33,17 @@ def build_kv_storage(
         max_running_requests: rows, the most requests admitted at once.
         max_context_tokens: length of the longest request, output included.
         chunk_tokens: longest prefill chunk that `prepare_step` is asked for.
-        state_slots: boot target of the state band; by default one for each row.
+        state_slots: boot target of the state band; by default a share of the chain, at most one for each row.
         make_device: the device to drive over the arena; by default the CPU device. For a GPU,
             `partial(CUDADevice, scratch_bytes=…)`.
         memory: where the arena is allocated, "cuda" for a GPU.
         scratch_bytes: what the device holds beside the arena for moves.
 
     Raises:
+        StorageError: a plan that the storage cannot run, such as one of several page sizes or compressed chains.
         kvtide.sizing.SizingError: the budget is below the floor of one request at batch size 1.
     """
+    check_supported(plan)
     sized = size_plan(
         plan,
         budget_bytes=budget_bytes,

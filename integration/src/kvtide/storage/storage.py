@@ -31,6 +31,7 @@ from kvtide.storage.errors import StorageError
 from kvtide.storage.forward_ids import IdTranslator, UnresolvedIds
 from kvtide.storage.requests import RequestTable, ranges
 from kvtide.storage.steps import PreparedStep, StepState
+from kvtide.storage.supported import check_supported
 from kvtide.storage.whole_numbers import whole_numbers
 
 
@@ -38,7 +39,8 @@ class KVStorage:
     """See the module's docstring. Built by `kvtide.storage.build_kv_storage`."""
 
     def __init__(self, sized: SizedPlan, device: TensorDevice) -> None:
-        """Empty, over the arena of `device`."""
+        """Empty, over the arena of `device`; raises `StorageError` for a plan that it cannot run."""
+        check_supported(sized.plan)
         self.sized = sized
         self.device = device
         self.routed_cache = RoutedKVCache(device.arena, sized.layout)
@@ -196,8 +198,8 @@ class KVStorage:
     def advance(self, step: PreparedStep) -> None:
         """Count the tokens of a processed step as written, and retire window pages that fell behind.
 
-        The next token, at position n, reads a window of W from n - W + 1 on; pages wholly before that are freed. Rows that were
-        released meanwhile are left alone.
+        The next token, at position n, reads a window of W from n - W + 1 on, an attention chunk from its own start; pages wholly
+        before that are freed. Rows that were released meanwhile are left alone.
         """
         step.check_state("advance over", StepState.PROCESSED)
         self._steps.check_pages_may_change("an advance")
@@ -208,6 +210,9 @@ class KVStorage:
             if pool.window_tokens is not None:
                 first_read = np.maximum(0, lengths - pool.window_tokens + 1)
                 self._free_before(pool.name, rows, first_read // self.plan.page_tokens)
+            elif pool.chunk_tokens is not None:
+                chunk_start = lengths - lengths % pool.chunk_tokens
+                self._free_before(pool.name, rows, chunk_start // self.plan.page_tokens)
         step.state = StepState.DONE
 
     def release(self, rows: npt.ArrayLike) -> None:

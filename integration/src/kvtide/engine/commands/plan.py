@@ -13,12 +13,22 @@ from pathlib import Path
 from typing import IO, Any
 
 import click
-from rich.console import Console
-from rich.table import Table
 
-from kvtide.engine.commands.plan_report import CONTEXT_TOKENS, CapacityReport, capacity_report
-from kvtide.plan import DType, PlanError, from_config
-from kvtide.sizing import SizingError
+from kvtide.engine.commands.plan_capacity import (
+    CapacityQuestion,
+    capacity_report,
+    held_by_policies,
+    size_each_stage,
+    stage_layers,
+    stage_plan,
+)
+from kvtide.engine.commands.plan_explain import explain
+from kvtide.engine.commands.plan_pages import default_page_tokens
+from kvtide.engine.commands.plan_plot import capacity_svg
+from kvtide.engine.commands.plan_report import CONTEXT_TOKENS, CapacityReport
+from kvtide.engine.commands.plan_tables import print_tables
+from kvtide.plan import KV_FORMATS, KVLayerDecl, PlanError, from_config
+from kvtide.sizing import CheckpointStrategy, ChunkReads, ServingPolicy, SizingError
 
 BYTE_UNITS = {
     "": 1,
@@ -34,8 +44,11 @@ BYTE_UNITS = {
 }
 """Suffixes of `--budget`, in any case."""
 
-PLAIN_WIDTH = 110
-"""Columns of the tables where the output is no terminal."""
+DRAFT_TOKENS = 3
+"""Tokens drafted a step where a draft is given and nothing else is said."""
+
+PLOT_LENGTHS = tuple(2**power for power in range(9, 21))
+"""Lengths of request that the picture has points for."""
 
 
 class BadInput(click.UsageError):
@@ -64,9 +77,38 @@ def parse_budget(_ctx: click.Context, _param: click.Parameter, value: str) -> in
     required=True,
     metavar="SIZE",
     callback=parse_budget,
-    help="Bytes for the arena and its tables: 40GiB.",
+    help="Bytes of one rank for the arena and its tables: 40GiB.",
 )
-@click.option("--page-size", type=click.IntRange(min=1), default=16, show_default=True, help="Tokens a page.")
+@click.option("--tp", type=click.IntRange(min=1), default=1, show_default=True, help="Tensor-parallel ranks.")
+@click.option("--pp", type=click.IntRange(min=1), default=1, show_default=True, help="Pipeline stages.")
+@click.option(
+    "--page-size",
+    type=click.IntRange(min=1),
+    help="Tokens a page.  [default: 16, or the least that holds whole compressed entries]",
+)
+@click.option(
+    "--window-page-size",
+    type=click.IntRange(min=1),
+    help="Tokens a page of windows and chunks; must divide --page-size.  [default: --page-size]",
+)
+@click.option(
+    "--kv-dtype",
+    type=click.Choice(list(KV_FORMATS)),
+    help="How attention entries are stored.  [default: the config's type]",
+)
+@click.option(
+    "--separate-values",
+    is_flag=True,
+    help="Store keys and values apart even where the model's values are its keys, as kernels without K = V do.",
+)
+@click.option(
+    "--draft", type=click.Path(path_type=Path), help="Config of a draft whose layers join the model's bands."
+)
+@click.option(
+    "--draft-tokens",
+    type=click.IntRange(min=0),
+    help=f"Tokens drafted a step.  [default: {DRAFT_TOKENS} with --draft]",
+)
 @click.option(
     "--max-running",
     type=click.IntRange(min=1),
@@ -83,42 +125,121 @@ def parse_budget(_ctx: click.Context, _param: click.Parameter, value: str) -> in
     "--chunk", type=click.IntRange(min=1), default=2048, show_default=True, help="Tokens of a prefill chunk."
 )
 @click.option(
-    "--kv-dtype",
-    type=click.Choice([dtype.value for dtype in DType]),
-    help="Element type of attention entries.  [default: the config's]",
+    "--chunk-reads",
+    type=click.Choice([reads.value for reads in ChunkReads]),
+    default=ChunkReads.PAGES.value,
+    show_default=True,
+    help="Where a chunk's attention reads its own tokens.",
+)
+@click.option(
+    "--strategy",
+    type=click.Choice([strategy.value for strategy in CheckpointStrategy]),
+    default=CheckpointStrategy.NONE.value,
+    show_default=True,
+    help="How a prefix tree keeps recurrent states.",
+)
+@click.option("--checkpoint-interval", type=click.IntRange(min=1), help="Tokens between kept states.")
+@click.option("--overlap", is_flag=True, help="A forward is launched before the last one is processed.")
+@click.option("--explain", "with_arithmetic", is_flag=True, help="Print the arithmetic behind the figures.")
+@click.option(
+    "--plot", type=click.Path(path_type=Path), metavar="FILE.svg", help="Write a picture of what fits."
 )
 @click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON document; CapacityReport names its fields."
 )
-def command(
-    *,
-    config: Path,
-    budget: int,
-    page_size: int,
-    max_running: int,
-    max_len: int | None,
-    chunk: int,
-    kv_dtype: str | None,
-    as_json: bool,
-) -> None:
+def command(*, config: Path, as_json: bool, with_arithmetic: bool, plot: Path | None, **options: Any) -> None:
     """Print what the model of CONFIG (a Hugging Face config.json) keeps in memory, and what fits in a budget."""
     values = read_config(config)
     try:
-        report = capacity_report(
-            from_config(values, kv_dtype=None if kv_dtype is None else DType(kv_dtype)),
-            model_type=str(_text(values).get("model_type") or values.get("model_type")),
-            budget_bytes=budget,
-            page_tokens=page_size,
-            chunk_tokens=chunk,
-            max_running_requests=max_running,
-            max_context_tokens=max_len or _longest_context(values),
-        )
+        question = ask(values, **options)
+        report = capacity_report(question)
+        lines = list(explain(report, stage_plan(question, stage_layers(question)[report.stage])))
+        if plot is not None:
+            write_plot(plot, question, report)
     except (PlanError, SizingError) as error:
         raise BadInput(str(error)) from error
     if as_json:
         click.echo(json.dumps(report.as_json(), indent=2))
-    else:
-        print_tables(report, config)
+        return
+    print_tables(report, config)
+    if with_arithmetic:
+        click.echo("\n".join(lines))
+
+
+def ask(
+    values: Mapping[str, Any],
+    *,
+    budget: int,
+    tp: int,
+    pp: int,
+    page_size: int | None,
+    window_page_size: int | None,
+    kv_dtype: str | None,
+    separate_values: bool,
+    draft: Path | None,
+    draft_tokens: int | None,
+    max_running: int,
+    max_len: int | None,
+    chunk: int,
+    chunk_reads: str,
+    strategy: str,
+    checkpoint_interval: int | None,
+    overlap: bool,
+) -> CapacityQuestion:
+    """The question that a command line asks; raises `BadInput`, `PlanError` or `SizingError`."""
+
+    def declared(config: Mapping[str, Any]) -> tuple[KVLayerDecl, ...]:
+        return from_config(
+            config,
+            kv_dtype=None if kv_dtype is None else KV_FORMATS[kv_dtype],
+            equal_kv_once=not separate_values,
+            checkpoint_interval=checkpoint_interval,
+            tp_size=tp,
+        )
+
+    layers = declared(values)
+    draft_layers = () if draft is None else declared(read_config(draft))
+    drafted = draft_tokens if draft_tokens is not None else DRAFT_TOKENS if draft is not None else 0
+    return CapacityQuestion(
+        layers=layers,
+        draft=draft_layers,
+        model_type=str(_text(values).get("model_type") or values.get("model_type")),
+        budget_bytes=budget,
+        tp_size=tp,
+        pp_size=pp,
+        page_tokens=page_size or default_page_tokens((*layers, *draft_layers)),
+        window_page_tokens=window_page_size,
+        chunk_tokens=chunk,
+        max_running_requests=max_running,
+        max_context_tokens=max_len or _longest_context(values),
+        policy=ServingPolicy(
+            chunk_reads=ChunkReads(chunk_reads),
+            strategy=CheckpointStrategy(strategy),
+            overlap=overlap,
+            draft_tokens=drafted,
+        ),
+    )
+
+
+def write_plot(path: Path, question: CapacityQuestion, report: CapacityReport) -> None:
+    """A picture of the tightest stage; raises `BadInput` where the file cannot be written."""
+    sized = size_each_stage(question, [stage_plan(question, layers) for layers in stage_layers(question)])[
+        report.stage
+    ]
+    lengths = [tokens for tokens in PLOT_LENGTHS if tokens <= question.max_context_tokens]
+    counts = [held_by_policies(question, sized, tokens) for tokens in lengths]
+    names = ("one arena", "static split", "single page size")
+    svg = capacity_svg(
+        f"{report.model_type}: requests in {report.budget_bytes / 2**30:,.1f} GiB",
+        {
+            name: [(tokens, held[place]) for tokens, held in zip(lengths, counts, strict=True)]
+            for place, name in enumerate(names)
+        },
+    )
+    try:
+        path.write_text(svg, encoding="utf-8")
+    except OSError as error:
+        raise BadInput(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def read_config(path: Path) -> Mapping[str, Any]:
@@ -155,93 +276,3 @@ def _longest_context(values: Mapping[str, Any]) -> int:
             f"max_position_embeddings must be a positive integer, found {own!r}; or give --max-len"
         )
     return max(own or 0, *CONTEXT_TOKENS)
-
-
-def print_tables(report: CapacityReport, config: Path) -> None:
-    """The report for people."""
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=PLAIN_WIDTH)
-    kv_dtypes = " and ".join(report.kv_dtypes) or "no attention"
-    beside = sum(term.byte_count for term in report.fixed if not term.in_arena)
-    console.print(f"{config}: {report.model_type}, {report.layer_count} layers, {kv_dtypes}", style="bold")
-    console.print(
-        f"budget {size(report.budget_bytes)}: arena {size(report.arena_bytes)}, of which sinks "
-        f"{size(report.prefix_bytes)}; tables beside it {size(beside)}\n"
-    )
-    for table in (_band_table(report), _request_table(report), _fit_table(report)):
-        console.print(table)
-        console.print()
-
-
-def _band_table(report: CapacityReport) -> Table:
-    table = _table("Bands, in chain order", "boot targets: at run time any band may take any free byte")
-    _columns(table, ["band", "place"], ["layers", "payload bytes", "unit bytes", "units", "tokens"])
-    for band in report.bands:
-        table.add_row(
-            band.name,
-            band.place,
-            f"{band.layer_count:,}",
-            f"{band.payload_bytes:,}",
-            f"{band.unit_bytes:,}",
-            f"{band.target_units:,}",
-            "" if band.target_tokens is None else f"{band.target_tokens:,}",
-        )
-    return table
-
-
-def _request_table(report: CapacityReport) -> Table:
-    table = _table(
-        "One request at its peak, by part", f"prefill chunks of up to {report.chunk_tokens:,} tokens"
-    )
-    lengths = [f"{context.context_tokens:,} tokens" for context in report.contexts]
-    _columns(table, ["part", "kept"], ["bytes per token", *lengths])
-    for band in report.bands:
-        kept = "one slot" if band.page_tokens is None else "every token"
-        if band.window_tokens is not None:
-            kept = f"last {band.window_tokens:,} tokens"
-        per_token = "" if band.bytes_per_token is None else f"{band.bytes_per_token:,}"
-        table.add_row(
-            band.name, kept, per_token, *(size(context.bytes[band.name]) for context in report.contexts)
-        )
-    total = sum(band.bytes_per_token or 0 for band in report.bands)
-    table.add_section()
-    table.add_row(
-        "sum", "", f"{total:,}", *(size(context.request_bytes) for context in report.contexts), style="bold"
-    )
-    return table
-
-
-def _fit_table(report: CapacityReport) -> Table:
-    table = _table("What fits", f"at most {report.max_running_requests:,} running (--max-running)")
-    _columns(table, ["request of"], ["bytes each", "requests in memory", "admitted at peak"])
-    for context in report.contexts:
-        over = context.context_tokens > report.max_context_tokens
-        table.add_row(
-            f"{context.context_tokens:,} tokens",
-            size(context.request_bytes),
-            f"{context.requests_in_memory:,}",
-            f"none: over {report.max_context_tokens:,}" if over else f"{context.requests_admitted:,}",
-        )
-    return table
-
-
-def _table(title: str, caption: str) -> Table:
-    return Table(title=title, caption=caption, title_justify="left", caption_justify="left")
-
-
-def _columns(table: Table, texts: list[str], numbers: list[str]) -> None:
-    for heading in texts:
-        table.add_column(heading)
-    for heading in numbers:
-        table.add_column(heading, justify="right")
-
-
-def size(byte_count: int) -> str:
-    """A byte count for people: exact below a KiB, else three digits and a binary unit."""
-    if byte_count < 2**10:
-        return f"{byte_count} B"
-    for unit, factor in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20)):
-        if byte_count >= factor:
-            return f"{byte_count / factor:,.2f} {unit}"
-    return f"{byte_count / 2**10:,.2f} KiB"

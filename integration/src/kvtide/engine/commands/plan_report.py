@@ -1,4 +1,4 @@
-"""What `kvtide plan` says, as values: `capacity_report` computes it, `--json` prints it, tables show it.
+"""What `kvtide plan` says, as values: `plan_capacity` computes it, `--json` prints it, tables show it.
 
 The attributes below are the fields of the JSON document, names and nesting alike. A request of N tokens is N tokens written,
 prompt and output together, priced for the worst split between them and the worst chunking of the prompt.
@@ -9,9 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 import attrs
-
-from kvtide.plan import KVLayerDecl, KVStoragePlan, MHAGeometry, MLAGeometry, plan_kv_storage
-from kvtide.sizing import SizedPlan, request_demand, requests_that_fit, size_plan
 
 CONTEXT_TOKENS = (1024, 8192, 65536)
 """Lengths of request that the report answers for."""
@@ -39,7 +36,7 @@ class BandReport:
     """Name of its sub-pool."""
 
     kind: str
-    """`state`, `window` or `full`."""
+    """`state`, `window`, `chunk` or `full`."""
 
     place: str
     """`grow-up end`, `float` or `grow-down end`."""
@@ -48,7 +45,10 @@ class BandReport:
     """Layers with a plane in its units."""
 
     window_tokens: int | None
-    """Tokens a query sees; `null` where it sees all, and for state."""
+    """Tokens a query sees; `null` where it sees all, and for chunks and state."""
+
+    chunk_tokens: int | None
+    """Tokens of a stretch of chunked-local attention; `null` for other kinds."""
 
     page_tokens: int | None
     """Tokens a page; `null` for state."""
@@ -60,7 +60,7 @@ class BandReport:
     """Stride of a unit: payload and alignment."""
 
     bytes_per_token: int | None
-    """Payload of one token in every layer; `null` for state."""
+    """Payload of one token in every layer, rounded down where entries stand for several tokens; `null` for state."""
 
     capacity_units: int
     """Units if the band had the arena to itself."""
@@ -94,6 +94,52 @@ class ContextReport:
     requests_admitted: int
     """The same within `max_running_requests`; 0 where the length exceeds `max_context_tokens`."""
 
+    requests_static_split: int
+    """Requests that pools of fixed size hold, divided for requests of `reference_tokens`."""
+
+    requests_single_page: int
+    """Requests that one pool of equal pages holds, each kind padded to them."""
+
+    wasted_percent: float
+    """Part that no token needs of what such a request holds with its last page half full: rounding, and alignment."""
+
+
+@attrs.frozen(kw_only=True)
+class StageReport:
+    """One stage of a pipeline."""
+
+    stage: int
+    """From 0."""
+
+    first_layer: int
+    """Of the model."""
+
+    last_layer: int
+    """Inclusive; a fused draft's layers are counted on behind the model's."""
+
+    arena_bytes: int
+    """Its arena."""
+
+    concurrency: int
+    """Most requests that could ever run at once, of the smallest and within the rows."""
+
+    requests_in_memory: tuple[int, ...]
+    """Requests that its arena holds at once, for each of `contexts`."""
+
+
+@attrs.frozen(kw_only=True)
+class PageSuggestion:
+    """Page sizes that waste less."""
+
+    page_tokens: int
+    """Tokens a page."""
+
+    window_page_tokens: int
+    """Tokens a page of windows and chunks; equal to `page_tokens` where there is nothing to gain."""
+
+    wasted_percent: float
+    """The most that they waste at any of `contexts`."""
+
 
 @attrs.frozen(kw_only=True)
 class CapacityReport:
@@ -111,17 +157,62 @@ class CapacityReport:
     budget_bytes: int
     """Given."""
 
+    tp_size: int
+    """Given: ranks that split every layer. All figures are one rank's."""
+
+    pp_size: int
+    """Given: stages. Figures are those of `stage`; counts of requests are the least over all stages."""
+
+    stage: int
+    """The stage that holds the fewest requests."""
+
+    stages: tuple[StageReport, ...]
+    """Every stage."""
+
     page_tokens: int
-    """Given."""
+    """Given, or 16, or the least page that holds whole compressed entries."""
+
+    window_page_tokens: int
+    """Given, or `page_tokens`."""
+
+    wasted_percent: float
+    """The most that these pages waste at any of `contexts`."""
+
+    suggestion: PageSuggestion | None
+    """Page sizes to use instead where those given waste over 3 %; `null` where they do not."""
 
     chunk_tokens: int
-    """Given."""
+    """Given: tokens of the longest prefill chunk."""
+
+    chunk_reads: str
+    """Given: `pages` or `activations`, where a chunk's attention reads its own tokens."""
+
+    strategy: str
+    """Given: how a prefix tree keeps recurrent states."""
+
+    checkpoint_interval: int | None
+    """Given; `null` without checkpoints."""
+
+    overlap: bool
+    """Given: whether a forward is launched before the one before it is processed."""
+
+    draft_layers: int
+    """Layers of the fused draft; 0 without one."""
+
+    draft_tokens: int
+    """Tokens drafted a step; 0 without a draft."""
 
     max_running_requests: int
     """Given."""
 
     max_context_tokens: int
     """Given, or the model's own, at least the longest of `contexts`."""
+
+    concurrency: int
+    """Most requests that could ever run at once, of the smallest and within `max_running_requests`."""
+
+    reference_tokens: int
+    """Length of request for which the static split is divided."""
 
     arena_bytes: int
     """The one region that holds every band."""
@@ -144,86 +235,3 @@ class CapacityReport:
     def as_json(self) -> dict[str, Any]:
         """The document: attributes as fields."""
         return attrs.asdict(self)
-
-
-def capacity_report(
-    declarations: tuple[KVLayerDecl, ...],
-    *,
-    model_type: str,
-    budget_bytes: int,
-    page_tokens: int,
-    chunk_tokens: int,
-    max_running_requests: int,
-    max_context_tokens: int,
-) -> CapacityReport:
-    """Plan, size and price; raises `PlanError` or `SizingError` where that cannot be done."""
-    plan = plan_kv_storage(declarations, page_tokens=page_tokens)
-    sized = size_plan(
-        plan,
-        budget_bytes=budget_bytes,
-        max_running_requests=max_running_requests,
-        max_context_tokens=max_context_tokens,
-        chunk_tokens=chunk_tokens,
-    )
-    return CapacityReport(
-        model_type=model_type,
-        layer_count=len(declarations),
-        kv_dtypes=_kv_dtypes(declarations),
-        budget_bytes=budget_bytes,
-        page_tokens=page_tokens,
-        chunk_tokens=chunk_tokens,
-        max_running_requests=max_running_requests,
-        max_context_tokens=max_context_tokens,
-        arena_bytes=sized.layout.arena_bytes,
-        prefix_bytes=sized.layout.prefix_bytes,
-        used_bytes=sized.used_bytes,
-        fixed=tuple(FixedReport(**attrs.asdict(term)) for term in sized.fixed),
-        bands=_bands(plan, sized),
-        contexts=tuple(_context(plan, sized, tokens) for tokens in CONTEXT_TOKENS),
-    )
-
-
-def _kv_dtypes(declarations: tuple[KVLayerDecl, ...]) -> tuple[str, ...]:
-    geometries = (part.geometry for decl in declarations for part in decl.parts)
-    return tuple(
-        sorted({one.dtype.value for one in geometries if isinstance(one, MHAGeometry | MLAGeometry)})
-    )
-
-
-def _bands(plan: KVStoragePlan, sized: SizedPlan) -> tuple[BandReport, ...]:
-    return tuple(
-        BandReport(
-            name=pool.name,
-            kind=pool.kind.value,
-            place=band.growth.value,
-            layer_count=len(pool.layers),
-            window_tokens=pool.window_tokens,
-            page_tokens=pool.page_tokens,
-            payload_bytes=pool.unit.payload_bytes,
-            unit_bytes=pool.unit.unit_bytes,
-            bytes_per_token=None if pool.page_tokens is None else pool.payload_bytes_per_token,
-            capacity_units=band.capacity_pages,
-            target_units=target.unit_count,
-            target_tokens=target.token_count,
-        )
-        for pool, band, target in zip(plan.sub_pools, sized.layout.bands, sized.targets, strict=True)
-    )
-
-
-def _context(plan: KVStoragePlan, sized: SizedPlan, context_tokens: int) -> ContextReport:
-    # A prompt of all the tokens has the largest chunks, so no other split of them holds more.
-    demand = request_demand(
-        plan, prompt_tokens=context_tokens, output_tokens=1, chunk_tokens=sized.chunk_tokens
-    )
-    units = {pool.name: count for pool, count in zip(plan.sub_pools, demand.units, strict=True)}
-    byte_counts = {pool.name: units[pool.name] * pool.unit.unit_bytes for pool in plan.sub_pools}
-    in_memory = requests_that_fit(sized.layout, demand)
-    admitted = min(in_memory, sized.max_running_requests)
-    return ContextReport(
-        context_tokens=context_tokens,
-        units=units,
-        bytes=byte_counts,
-        request_bytes=sum(byte_counts.values()),
-        requests_in_memory=in_memory,
-        requests_admitted=admitted if context_tokens <= sized.max_context_tokens else 0,
-    )

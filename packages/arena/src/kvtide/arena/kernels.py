@@ -10,9 +10,10 @@ from __future__ import annotations
 import torch
 
 from kvtide.arena.copy_plan import CopyRuns, copy_runs
+from kvtide.plan import MOVE_SCRATCH_BYTES
 
-SCRATCH_BYTES = 1 << 20
-"""Most bytes that `copy_units` holds at once beside the arena."""
+SCRATCH_BYTES = MOVE_SCRATCH_BYTES
+"""Most bytes that `copy_units` holds at once beside the arena, as budgets charge it."""
 
 RUN_BYTES = 1 << 12
 """From this many bytes a run on average, one copy a run is faster than scratch."""

@@ -88,7 +88,15 @@ class ChainAllocator:
     def __init__(
         self, layout: ArenaLayout, device: Device, mirrors: Mapping[str, Mirror], steps: ForwardSteps
     ) -> None:
-        """Empty bands over `layout`, with `mirrors["ids:BAND"]` for each id table; zeroes the sinks."""
+        """Empty bands over `layout`, with `mirrors["ids:BAND"]` for each id table; zeroes the sinks.
+
+        Raises `ChainError` for attention bands of different page sizes: a take binds one page in each of them.
+        """
+        sizes = {band.name: band.page_tokens for band in layout.bands if band.page_tokens is not None}
+        if len(set(sizes.values())) > 1:
+            raise ChainError(
+                f"cannot allocate bands of different page sizes, tokens a page {sizes}: give all of them one"
+            )
         self.layout = layout
         self._device = device
         self._steps = steps

@@ -78,9 +78,9 @@ def clearance(
         return Clearance(pages, _NO_PAGES, (), (), _NO_FORWARD)
     answers = _answers(table, consumer)
     strictest = _strictest(len(pages), hazards.places, hazards.kinds, answers)
-    excluded = strictest == _EXCLUDED
-    if excluded.any():
+    if strictest.max() == _EXCLUDED:
         # What only the excluded pages carry binds nobody, so the question is put again without them.
+        excluded = strictest == _EXCLUDED
         rest = clearance(consumer, usage, pages[~excluded], table)
         return rest._replace(excluded=pages[excluded])
     answer_to: list[int] = answers.tolist()

@@ -128,8 +128,8 @@ class PageUsage:
         fixed, or that are held.
         """
         stop = self._writes.written(sources) | self._fixed.claimed(sources) | self._held.claimed(sources)
-        for use, places in self._uses.by_use(sources):
-            if isinstance(use.signal, NetworkTransfer) and use.signal.access is Access.WRITE:
+        for signal, places in self._uses.by_signal(sources):
+            if isinstance(signal, NetworkTransfer) and signal.access is Access.WRITE:
                 stop[places] = True
         return stop
 
@@ -230,9 +230,9 @@ class PageUsage:
             if forward > self.steps.retired_through:
                 self.fences.add(Fence(Hazard.FORWARD, None, forward, *byte_ranges(self.grid, group)))
         self._vacated.remove(left)
-        for use, places in self._uses.by_use(pages):
+        for signal, places in self._uses.by_signal(pages):
             ranges = byte_ranges(self.grid, pages[places])
-            self.fences.add(Fence(use.signal.hazard, use.signal, _NO_FORWARD, *ranges))
+            self.fences.add(Fence(signal.hazard, signal, _NO_FORWARD, *ranges))
 
     # ── fixed and held pages ──
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 import numpy.typing as npt
 
@@ -16,16 +14,6 @@ from kvtide.ledger.use_index import UseIndex
 _FEW = 256  # below, a set is quicker than NumPy's own calls
 
 
-class PageUse(NamedTuple):
-    """One copy's or transfer's use of pages. Who waits for it, on a stream or on the host, is in `CLEARANCE`."""
-
-    signal: Signal
-    """What ends it."""
-
-    nodes: IntArray
-    """Its entries in the index, one a page."""
-
-
 class SignalUses:
     """Uses of one band that a signal ends. It never waits, on host or stream."""
 
@@ -33,7 +21,9 @@ class SignalUses:
         """No use of pages `[0, page_count)` of band `name`."""
         self._name = name
         self._index = UseIndex(page_count)
-        self._uses: list[PageUse | None] = []
+        # A use is a small number: what ends it, its nodes in the index, and its hazard.
+        self._signals: dict[int, Signal] = {}
+        self._nodes: dict[int, IntArray] = {}
         self._hazards: npt.NDArray[np.int8] = np.zeros(64, np.int8)
         self._free_uses: list[int] = []
         self._use_of: dict[Signal, int] = {}
@@ -60,17 +50,15 @@ class SignalUses:
                 f"{signal.name!r} has a use of band {self._name!r} already",
                 "a submission was recorded twice; name all of its pages in one call",
             )
-        use = self._free_uses[-1] if self._free_uses else len(self._uses)
+        use = self._free_uses[-1] if self._free_uses else len(self._use_of)
         nodes = self._index.add(use, pages)
         if nodes is None:
             raise named_twice(self._name, pages, signal.name)
         if self._free_uses:
             self._free_uses.pop()
-        else:
-            self._uses.append(None)
-            if use == len(self._hazards):
-                self._hazards = np.concatenate([self._hazards, np.zeros(use, np.int8)])
-        self._uses[use] = PageUse(signal, nodes)
+        elif use == len(self._hazards):
+            self._hazards = np.concatenate([self._hazards, np.zeros(use, np.int8)])
+        self._signals[use], self._nodes[use] = signal, nodes
         self._hazards[use] = signal.hazard
         self._use_of[signal] = use
         self.transfer_count += isinstance(signal, NetworkTransfer)
@@ -84,8 +72,8 @@ class SignalUses:
                 "it was ended twice, or recorded in another band",
             )
         use = self._use_of.pop(signal)
-        pages = self._index.remove(self._use(use).nodes)
-        self._uses[use] = None
+        pages = self._index.remove(self._nodes.pop(use))
+        del self._signals[use]
         self._free_uses.append(use)
         self.transfer_count -= isinstance(signal, NetworkTransfer)
         return pages
@@ -93,16 +81,19 @@ class SignalUses:
     def hazards_on(self, pages: IntArray) -> tuple[IntArray, npt.NDArray[np.int8], list[Signal]]:
         """Places in `pages` and the hazard at each, one entry for each page and use, and the signals among them, each once."""
         places, uses = self._index.find(pages)
-        return places, self._hazards[uses], [self._use(use).signal for use in _distinct(uses)]
+        signals = self._signals
+        return places, self._hazards[uses], [signals[use] for use in _distinct(uses)]
 
-    def by_use(self, pages: IntArray) -> list[tuple[PageUse, IntArray]]:
-        """Each use of some of `pages`, with its places in `pages`."""
+    def by_signal(self, pages: IntArray) -> list[tuple[Signal, IntArray]]:
+        """Each signal with a use of some of `pages`, and its places in `pages`."""
         places, uses = self._index.find(pages)
         order = np.argsort(uses, kind="stable")
         uses = uses[order]
         starts = np.flatnonzero(np.diff(uses, prepend=-1))
         groups = np.split(places[order], starts[1:])
-        return [(self._use(use), group) for use, group in zip(uses[starts].tolist(), groups, strict=False)]
+        return [
+            (self._signals[use], group) for use, group in zip(uses[starts].tolist(), groups, strict=False)
+        ]
 
     def under_transfer(self, pages: IntArray) -> npt.NDArray[np.bool_]:
         """Which of `pages` a transfer reads or writes; shape and order of `pages`."""
@@ -114,16 +105,9 @@ class SignalUses:
     def transfer_pages(self) -> IntArray:
         """Every page that a transfer reads or writes, ascending."""
         nodes = [
-            self._use(use).nodes
-            for signal, use in self._use_of.items()
-            if isinstance(signal, NetworkTransfer)
+            self._nodes[use] for signal, use in self._use_of.items() if isinstance(signal, NetworkTransfer)
         ]
         return np.unique(self._index.pages_of(np.concatenate(nodes))) if nodes else np.empty(0, np.int64)
-
-    def _use(self, use: int) -> PageUse:
-        found = self._uses[use]
-        assert found is not None, f"use {use} of band {self._name!r} is indexed and over"
-        return found
 
 
 def named_twice(band_name: str, pages: IntArray, who: str) -> InvariantError:

@@ -1,7 +1,8 @@
 """What each layer stores: the vocabulary in which a model is declared (rows P1, P6).
 
 A layer has *parts*. A part is a *geometry*, the tensors it writes per token or per request, and a *lifetime*, how long a
-token's entry is needed. A layer may hold an attention part and a state part together.
+token's entry is needed. A layer may hold an attention part, a compressed chain and a state part together, or use another
+layer's attention part instead of one of its own.
 
     KVLayerDecl(0, (KVPart(MHAGeometry(8, 64, 64, DType.BFLOAT16), WindowLifetime(128)),))
 
@@ -11,145 +12,14 @@ Everything downstream (sub-pools, bytes, prices, views) is derived from these de
 from __future__ import annotations
 
 import math
-from typing import TypeAlias
+from collections.abc import Iterable
 
 import attrs
 
-from kvtide.plan.dtypes import DType
+from kvtide.plan.checks import not_negative
 from kvtide.plan.errors import PlanError
-
-
-def _positive(instance: object, attribute: attrs.Attribute[int], value: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
-        raise PlanError(
-            f"{type(instance).__name__}.{attribute.name} must be a positive integer, found {value!r}"
-        )
-
-
-def _not_negative(instance: object, attribute: attrs.Attribute[int], value: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise PlanError(
-            f"{type(instance).__name__}.{attribute.name} must be an integer of 0 or more, found {value!r}"
-        )
-
-
-@attrs.frozen
-class TensorDecl:
-    """One tensor of a geometry: the shape that one token (attention) or one request (state) stores."""
-
-    name: str
-    """Name of the plane, unique within the geometry: `key`, `value`, `latent`, `conv`, `recurrent`, …"""
-
-    shape: tuple[int, ...]
-    """Shape per token or per request, e.g. `(kv_heads, key_dim)`."""
-
-    dtype: DType
-    """Element type."""
-
-    def __attrs_post_init__(self) -> None:
-        if not self.name:
-            raise PlanError("TensorDecl.name must not be empty")
-        if any(isinstance(size, bool) or not isinstance(size, int) or size <= 0 for size in self.shape):
-            raise PlanError(
-                f"tensor {self.name!r} has shape {self.shape}: every size must be a positive integer"
-            )
-
-    @property
-    def byte_count(self) -> int:
-        """Bytes per token or per request, without alignment."""
-        return math.prod(self.shape) * self.dtype.byte_width
-
-
-@attrs.frozen
-class MHAGeometry:
-    """Keys and values per head (multi-head, grouped-query and multi-query attention)."""
-
-    kv_heads: int = attrs.field(validator=_positive)
-    """Key-value heads on this rank."""
-
-    key_dim: int = attrs.field(validator=_positive)
-    """Width of one head's key."""
-
-    value_dim: int = attrs.field(validator=_positive)
-    """Width of one head's value."""
-
-    dtype: DType
-    """Element type of both."""
-
-    def tensors(self) -> tuple[TensorDecl, ...]:
-        """`key [kv_heads, key_dim]` and `value [kv_heads, value_dim]` per token."""
-        return (
-            TensorDecl("key", (self.kv_heads, self.key_dim), self.dtype),
-            TensorDecl("value", (self.kv_heads, self.value_dim), self.dtype),
-        )
-
-
-@attrs.frozen
-class MLAGeometry:
-    """A compressed latent shared by all heads, with its rotary key beside it (DeepSeek-V2, arXiv 2405.04434)."""
-
-    latent_dim: int = attrs.field(validator=_positive)
-    """Rank of the compressed KV (`kv_lora_rank`)."""
-
-    rope_dim: int = attrs.field(validator=_not_negative)
-    """Width of the rotary key; 0 where the model has none."""
-
-    dtype: DType
-    """Element type."""
-
-    def tensors(self) -> tuple[TensorDecl, ...]:
-        """`latent [latent_dim + rope_dim]` per token; the rotary key is its last `rope_dim` columns."""
-        return (TensorDecl("latent", (self.latent_dim + self.rope_dim,), self.dtype),)
-
-
-@attrs.frozen
-class StateGeometry:
-    """Recurrent state of one request: any number of tensors, each with a dtype of its own."""
-
-    state_tensors: tuple[TensorDecl, ...]
-    """Tensors of one state slot, e.g. `conv` in bf16 and `recurrent` in fp32."""
-
-    def __attrs_post_init__(self) -> None:
-        if not self.state_tensors:
-            raise PlanError("StateGeometry needs at least one tensor")
-        names = [tensor.name for tensor in self.state_tensors]
-        if len(set(names)) != len(names):
-            raise PlanError(f"StateGeometry names a tensor twice: {names}")
-
-    def tensors(self) -> tuple[TensorDecl, ...]:
-        """The tensors of one slot."""
-        return self.state_tensors
-
-
-Geometry: TypeAlias = MHAGeometry | MLAGeometry | StateGeometry
-"""What a part stores."""
-
-
-@attrs.frozen
-class FullLifetime:
-    """Every token's entry lives as long as its request."""
-
-
-@attrs.frozen
-class WindowLifetime:
-    """A token's entry is read by itself and the `window_tokens - 1` tokens after it."""
-
-    window_tokens: int = attrs.field(validator=_positive)
-    """Tokens a query sees, its own included."""
-
-
-@attrs.frozen
-class StateLifetime:
-    """One state per request, overwritten as it advances."""
-
-    checkpoint_interval: int | None = attrs.field(
-        default=None, validator=attrs.validators.optional(_positive)
-    )
-    """Tokens between the states a prefix cache may keep; `None` without checkpoints."""
-
-
-Lifetime: TypeAlias = FullLifetime | WindowLifetime | StateLifetime
-"""How long a part's entries are needed."""
+from kvtide.plan.geometry import CompressedGeometry, Geometry, StateGeometry
+from kvtide.plan.lifetime import FullLifetime, Lifetime, StateLifetime
 
 
 @attrs.frozen
@@ -166,7 +36,12 @@ class KVPart:
         if isinstance(self.geometry, StateGeometry) != isinstance(self.lifetime, StateLifetime):
             raise PlanError(
                 f"{type(self.geometry).__name__} cannot have {type(self.lifetime).__name__}: "
-                "state goes with StateLifetime, attention with FullLifetime or WindowLifetime"
+                "state goes with StateLifetime, attention with FullLifetime, WindowLifetime or ChunkLifetime"
+            )
+        if isinstance(self.geometry, CompressedGeometry) and not isinstance(self.lifetime, FullLifetime):
+            raise PlanError(
+                f"CompressedGeometry cannot have {type(self.lifetime).__name__}: "
+                "a compressed chain keeps every entry, FullLifetime"
             )
 
 
@@ -174,16 +49,41 @@ class KVPart:
 class KVLayerDecl:
     """What one layer stores."""
 
-    layer: int = attrs.field(validator=_not_negative)
-    """Index of the layer in the model."""
+    layer: int = attrs.field(validator=not_negative)
+    """Index of the layer in the model; a fused draft's layers are numbered on behind the target's."""
 
     parts: tuple[KVPart, ...]
-    """At most one attention part and one state part; empty for a layer that stores nothing."""
+    """At most one attention part, one compressed chain and one state part; empty for a layer that stores nothing."""
+
+    shares_layer: int | None = attrs.field(
+        default=None, kw_only=True, validator=attrs.validators.optional(not_negative)
+    )
+    """Layer whose attention entries this one reads instead of storing its own (Gemma 4 E2B); `None` for its own."""
+
+    is_draft: bool = attrs.field(default=False, kw_only=True)
+    """Whether the layer belongs to a fused draft, whose writes a target's forward does not promise (row A5)."""
 
     def __attrs_post_init__(self) -> None:
-        state_count = sum(isinstance(part.lifetime, StateLifetime) for part in self.parts)
-        if state_count > 1 or len(self.parts) - state_count > 1:
+        states = sum(isinstance(part.geometry, StateGeometry) for part in self.parts)
+        compressed = sum(isinstance(part.geometry, CompressedGeometry) for part in self.parts)
+        attention = len(self.parts) - states - compressed
+        if max(states, compressed, attention) > 1:
             raise PlanError(
-                f"layer {self.layer} declares {len(self.parts) - state_count} attention and {state_count} "
-                "state parts: at most one of each"
+                f"layer {self.layer} declares {attention} attention, {compressed} compressed and {states} state parts: "
+                "at most one of each"
             )
+        if self.shares_layer is not None and attention + compressed:
+            raise PlanError(
+                f"layer {self.layer} declares attention of its own and shares layer {self.shares_layer}'s: one or the other"
+            )
+
+
+def page_multiple(layers: Iterable[KVLayerDecl]) -> int:
+    """The least page that holds whole entries of every compressed chain: every page size must be a multiple; 1 without."""
+    strides = {
+        part.geometry.tokens_per_entry
+        for decl in layers
+        for part in decl.parts
+        if isinstance(part.geometry, CompressedGeometry)
+    }
+    return math.lcm(*strides)

@@ -27,7 +27,7 @@ from collections.abc import Sequence
 import attrs
 
 from kvtide.plan.errors import PlanError
-from kvtide.plan.grouping import KVStoragePlan, SubPool
+from kvtide.plan.storage_plan import KVStoragePlan, SubPool
 from kvtide.plan.unit import Plane
 
 MAX_PAGE_COUNT = 2**31 - 1
@@ -127,6 +127,13 @@ class ArenaLayout:
     def virtual_page_count(self) -> int:
         """Virtual page ids, page 0 included, which is never minted and reads as the sink (C1)."""
         return 1 + (self.band(self.owner).capacity_pages if self.owner is not None else 0)
+
+    def id_count(self, band: BandLayout) -> int:
+        """Ids that map to pages of `band`: its virtual pages, sub-pages where they are smaller than the owner's; state slots."""
+        if band.page_tokens is None or self.owner is None:
+            return band.capacity_pages
+        ratio = (self.band(self.owner).page_tokens or band.page_tokens) // band.page_tokens
+        return self.virtual_page_count * ratio
 
     def band(self, name: str) -> BandLayout:
         """The band called `name`; raises `KeyError` naming those there are."""

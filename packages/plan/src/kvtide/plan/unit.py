@@ -12,11 +12,15 @@ from collections.abc import Iterable
 
 import attrs
 
-from kvtide.plan.decl import TensorDecl
 from kvtide.plan.dtypes import DType
+from kvtide.plan.errors import PlanError
+from kvtide.plan.geometry import TensorDecl
 
 ALIGNMENT_BYTES = 16
 """Grain of planes, units and origins: the widest vector load that kernels use."""
+
+MOVE_SCRATCH_BYTES = 1 << 20
+"""Most bytes that a device holds beside the arena while it moves units; charged to every budget, spent in `kvtide.arena`."""
 
 
 def align_up(byte_count: int) -> int:
@@ -38,7 +42,7 @@ class Plane:
     """Element type."""
 
     shape: tuple[int, ...]
-    """Shape within one unit: `[page_tokens, …]` for attention, the tensor's own for state."""
+    """Shape within one unit: `[entries, …]` for attention, an entry a token or a stride of them; the tensor's own for state."""
 
     offset_bytes: int
     """Start within the unit; a multiple of 16."""
@@ -69,14 +73,38 @@ class UnitLayout:
 
 
 def lay_out_unit(tensors: Iterable[tuple[int, TensorDecl]], page_tokens: int | None) -> UnitLayout:
-    """Lay `(layer, tensor)` pairs one after another; `page_tokens` is `None` for a state slot."""
+    """Lay `(layer, tensor)` pairs one after another; `page_tokens` is `None` for a state slot.
+
+    Raises `PlanError` where a page is no multiple of a tensor's stride, and for two planes of one name in a layer.
+    """
     planes: list[Plane] = []
+    taken: dict[tuple[int, str], DType] = {}
     offset_bytes = 0
     for layer, tensor in tensors:
-        shape = tensor.shape if page_tokens is None else (page_tokens, *tensor.shape)
+        other = taken.setdefault((layer, tensor.name), tensor.dtype)
+        if len(taken) == len(planes):
+            found = "twice" if other is tensor.dtype else f"as {other.value} and as {tensor.dtype.value}"
+            raise PlanError(
+                f"layer {layer} declares plane {tensor.name!r} {found}: a plane has one tensor of one dtype"
+            )
         plane = Plane(
-            layer=layer, name=tensor.name, dtype=tensor.dtype, shape=shape, offset_bytes=offset_bytes
+            layer=layer,
+            name=tensor.name,
+            dtype=tensor.dtype,
+            shape=_unit_shape(layer, tensor, page_tokens),
+            offset_bytes=offset_bytes,
         )
         planes.append(plane)
         offset_bytes = align_up(offset_bytes + plane.byte_count)
     return UnitLayout(planes=tuple(planes))
+
+
+def _unit_shape(layer: int, tensor: TensorDecl, page_tokens: int | None) -> tuple[int, ...]:
+    if page_tokens is None:
+        return tensor.shape
+    if page_tokens % tensor.tokens_per_entry:
+        raise PlanError(
+            f"page_tokens = {page_tokens} is no multiple of {tensor.tokens_per_entry}, the tokens that one entry of layer "
+            f"{layer} stands for"
+        )
+    return (page_tokens // tensor.tokens_per_entry, *tensor.shape)

@@ -1,20 +1,34 @@
-"""What one request holds at most, in units of each band (row S5, simple form).
+"""What one request holds at most, in units of each band, wherever it is asked (row S5).
 
-A request writes `prompt + output - 1` tokens: the last one generated is returned, never fed back. Prefill writes it in
-chunks of up to `chunk_tokens`; decode one token a step. After each forward is processed, window pages wholly behind the
-window are retired, so while a forward of n tokens runs at length L, a window of W holds the pages that cover tokens
-[L - W + 1, L + n): a run of at most W - 1 + n tokens.
+A request writes `prompt + output - 1` tokens: the last one generated is returned, never fed back. Prefill writes the prompt in
+chunks; decode one token a forward, or `1 + draft_tokens` of which at least one stays. Once a forward is processed, pages that
+no later token reads are retired. Three things move the peak:
 
-A run of m tokens within the first t touches at most ceil((m + p - 1) / p) pages of p tokens, or all ceil(t / p) there are;
-some start reaches the smaller of the two. So the peak below is exact for the worst chunking, and a bound for every other.
+- *retirement*: where a chunk's attention reads its own tokens in activations, window pages never hold the whole chunk; with
+  overlap, a forward's pages retire one forward later;
+- *checkpoints* on a grid keep the window behind the latest one, since a hit lands there, and prefill retires only as one is
+  taken, so chunks are cut on the grid, but for a prompt's last; each that is due is assumed to be taken, which is the
+  storage's to guarantee (K9);
+- *the purpose* says where the request's own work begins, and whose the pages before that are.
+
+Every count is the most over all lives that the arguments allow. It is exact where chunks read pages, and for plain windows where
+they read activations. With a grid, overlap or attention chunks on top of activations it is a bound: what was kept before the
+chunk and a tail for each forward in flight, or what chunks in pages would hold, whichever is less.
 """
 
 from __future__ import annotations
 
+import enum
+from collections.abc import Mapping
+
 import attrs
 
-from kvtide.plan import KVStoragePlan, SubPool, SubPoolKind
+from kvtide.plan import KVStoragePlan, SubPool
 from kvtide.sizing.errors import SizingError
+from kvtide.sizing.held import HeldBand, round_up
+from kvtide.sizing.policy import ChunkReads, ServingPolicy
+
+DEFAULT_POLICY = ServingPolicy()
 
 
 @attrs.frozen
@@ -25,12 +39,78 @@ class KVDemand:
     """One count a band."""
 
 
-def request_demand(
-    plan: KVStoragePlan, *, prompt_tokens: int, output_tokens: int, chunk_tokens: int
-) -> KVDemand:
-    """The most units of each band that a request ever holds at once, over every chunking of its prompt.
+class DemandPurpose(enum.Enum):
+    """Why a request is priced."""
 
-    Raises `SizingError` when a count is no positive integer.
+    CEILING = "ceiling"
+    """What it could ever hold in an empty arena: the memory clip."""
+
+    ADMIT = "admit"
+    """What it will take beside the cached prefix, whose pages the tree holds: admission."""
+
+    LOAD_BACK = "load back"
+    """What it will take where the cached prefix has to be loaded from the host first."""
+
+    DECODE_PREALLOC = "decode prealloc"
+    """What it will take where the whole prompt arrives from a prefill process."""
+
+
+class OwnWork(enum.Enum):
+    """Where a request's own forwards begin."""
+
+    BEGINNING = "at its first token"
+    CACHED = "behind the cached prefix"
+    PROMPT = "behind the prompt"
+
+
+@attrs.frozen(kw_only=True)
+class DemandRule:
+    """How a purpose prices."""
+
+    begins: OwnWork
+    """Where the request's own forwards begin."""
+
+    credits_cached: bool
+    """Whether pages of the cached prefix are held by someone else and cost nothing."""
+
+    loaded_slots: int
+    """State slots for what arrives beside the request's own: the loaded checkpoint, which the tree keeps."""
+
+
+DEMAND_RULES: Mapping[DemandPurpose, DemandRule] = {
+    DemandPurpose.CEILING: DemandRule(begins=OwnWork.BEGINNING, credits_cached=False, loaded_slots=0),
+    DemandPurpose.ADMIT: DemandRule(begins=OwnWork.CACHED, credits_cached=True, loaded_slots=0),
+    DemandPurpose.LOAD_BACK: DemandRule(begins=OwnWork.CACHED, credits_cached=False, loaded_slots=1),
+    DemandPurpose.DECODE_PREALLOC: DemandRule(begins=OwnWork.PROMPT, credits_cached=False, loaded_slots=0),
+}
+"""One row a purpose."""
+
+
+def request_demand(
+    plan: KVStoragePlan,
+    *,
+    prompt_tokens: int,
+    output_tokens: int,
+    chunk_tokens: int,
+    purpose: DemandPurpose = DemandPurpose.CEILING,
+    cached_tokens: int = 0,
+    policy: ServingPolicy = DEFAULT_POLICY,
+) -> KVDemand:
+    """The most units of each band that a request ever holds at once, over every chunking and every acceptance of drafts.
+
+    Args:
+        plan: the model's sub-pools; its page sizes and checkpoint interval count.
+        prompt_tokens: length of the prompt, cached prefix included.
+        output_tokens: most tokens generated.
+        chunk_tokens: longest prefill chunk.
+        purpose: why it is priced, a row of `DEMAND_RULES`.
+        cached_tokens: tokens of the prompt that need no prefill; counts for ADMIT and LOAD_BACK.
+        policy: how the engine serves.
+
+    Raises:
+        SizingError: a count is no positive integer; the cached prefix is no shorter than the prompt, or does not end at a
+            page's end and on the grid; the policy keeps checkpoints and the plan has none, or a chunk is shorter than their
+            interval, so that none could be taken.
     """
     for name, value in (
         ("prompt_tokens", prompt_tokens),
@@ -39,29 +119,160 @@ def request_demand(
     ):
         if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
             raise SizingError(f"{name} must be a positive integer, found {value!r}")
+    grid = policy.grid_tokens(plan)
+    if grid is not None and chunk_tokens < grid:
+        raise SizingError(
+            f"chunk_tokens = {chunk_tokens} is below checkpoint_interval = {grid}: no chunk would reach a checkpoint"
+        )
+    _check_cached(cached_tokens, prompt_tokens, grid or 1, plan.page_tokens)
+    rule = DEMAND_RULES[purpose]
+    life = _Life(
+        begin=_begin(rule, cached_tokens, prompt_tokens),
+        first=cached_tokens if rule.credits_cached else 0,
+        prompt=prompt_tokens,
+        output=output_tokens,
+        chunk=chunk_tokens,
+        grid=grid,
+        policy=policy,
+    )
+    loaded = rule.loaded_slots if cached_tokens else 0
     return KVDemand(
-        tuple(_peak_units(pool, prompt_tokens, output_tokens, chunk_tokens) for pool in plan.sub_pools)
+        tuple(
+            loaded + _state_slots(life) if pool.page_tokens is None else _pages(pool, pool.page_tokens, life)
+            for pool in plan.sub_pools
+        )
     )
 
 
-def _peak_units(pool: SubPool, prompt_tokens: int, output_tokens: int, chunk_tokens: int) -> int:
-    if pool.page_tokens is None:
-        return 1
-    written_tokens = prompt_tokens + output_tokens - 1
-    if pool.kind is SubPoolKind.FULL or pool.window_tokens is None:
-        return _pages(written_tokens, pool.page_tokens)
-    kept_tokens = pool.window_tokens - 1
-    prefill_run = kept_tokens + min(chunk_tokens, prompt_tokens)
-    decode_run = kept_tokens + 1
+def context_demand(
+    plan: KVStoragePlan, *, context_tokens: int, chunk_tokens: int, policy: ServingPolicy = DEFAULT_POLICY
+) -> KVDemand:
+    """What a request that writes `context_tokens` holds at most of each band, whether they are prompt or output.
+
+    All prompt has the largest chunks, all but one output the most decoding, and all but the last prompt both in a row.
+    """
+    demands = [
+        request_demand(
+            plan,
+            prompt_tokens=prompt_tokens,
+            output_tokens=context_tokens - prompt_tokens + 1,
+            chunk_tokens=chunk_tokens,
+            policy=policy,
+        ).units
+        for prompt_tokens in {1, max(1, context_tokens - 1), max(1, context_tokens)}
+    ]
+    return KVDemand(tuple(max(counts) for counts in zip(*demands, strict=True)))
+
+
+@attrs.frozen(kw_only=True)
+class _Life:
+    """One request, reduced to what its peak depends on."""
+
+    begin: int
+    """Tokens that are there before its own first forward."""
+
+    first: int
+    """Tokens at the beginning that someone else holds; a multiple of every page."""
+
+    prompt: int
+    output: int
+    chunk: int
+    grid: int | None
+    policy: ServingPolicy
+
+    @property
+    def step(self) -> int:
+        """Tokens that one decode forward writes."""
+        return 1 + self.policy.draft_tokens
+
+    @property
+    def longest_decoding(self) -> int:
+        """Tokens processed when the last decode forward is launched; below `prompt` where there is none."""
+        return self.prompt + self.output - 2
+
+
+def _begin(rule: DemandRule, cached_tokens: int, prompt_tokens: int) -> int:
+    match rule.begins:
+        case OwnWork.BEGINNING:
+            return 0
+        case OwnWork.CACHED:
+            return cached_tokens
+        case OwnWork.PROMPT:
+            return prompt_tokens
+
+
+def _check_cached(cached_tokens: int, prompt_tokens: int, grid: int, page_tokens: int) -> None:
+    if isinstance(cached_tokens, bool) or not isinstance(cached_tokens, int) or cached_tokens < 0:
+        raise SizingError(f"cached_tokens must be an integer of 0 or more, found {cached_tokens!r}")
+    if cached_tokens >= prompt_tokens:
+        raise SizingError(
+            f"cached_tokens = {cached_tokens} must be below prompt_tokens = {prompt_tokens}: one token at least is computed"
+        )
+    for what, multiple in (("page_tokens", page_tokens), ("checkpoint_interval", grid)):
+        if cached_tokens % multiple:
+            raise SizingError(
+                f"cached_tokens = {cached_tokens} is no multiple of {what} = {multiple}: no hit ends there"
+            )
+
+
+def _state_slots(life: _Life) -> int:
+    rule, processed = life.policy.rule, life.prompt + life.output - 1
+    if rule.on_grid and life.grid is not None:
+        hands_over = processed // life.grid > life.begin // life.grid
+    else:
+        # A state is cached for a request that goes on: after any forward but the last.
+        hands_over = processed - life.begin > 1
+    slots = rule.slots_at_checkpoint if hands_over else rule.slots
+    # Which of a verify forward's states stays is known only once it is processed.
+    verifies = life.output > 1 and life.policy.draft_tokens > 0
+    return slots + (life.step if verifies else 0)
+
+
+def _pages(pool: SubPool, page_tokens: int, life: _Life) -> int:
+    band = HeldBand(
+        page_tokens=page_tokens,
+        window_tokens=pool.window_tokens,
+        chunk_tokens=pool.chunk_tokens,
+        grid_tokens=life.grid or 1,
+    )
+    return max(_prefill_pages(band, life), _decode_pages(band, life))
+
+
+def _prefill_pages(band: HeldBand, life: _Life) -> int:
+    """Most pages during prefill; where the whole prompt arrives, those that hold what is kept of it."""
+    behind = 1 if life.policy.overlap else 0
+    pages = _chunk_pages(band, life, behind)
+    if life.policy.chunk_reads is ChunkReads.PAGES:
+        return pages
+    # What was kept before the chunk, and for each forward in flight the tail that is kept behind it.
+    before = band.most_pages_on_grid(life.begin, life.prompt - 1, 0, life.first)
+    tail = max(
+        band.most_pages_on_grid(life.begin, life.prompt, 0, life.first),
+        band.pages(life.prompt, life.prompt, life.first),
+    )
+    return min(pages, before + (1 + behind) * tail)
+
+
+def _chunk_pages(band: HeldBand, life: _Life, behind: int) -> int:
+    """Most pages while a chunk, and with overlap the one before it, is in pages whole."""
+    aligned = life.chunk // band.grid_tokens * band.grid_tokens
+    last = max(life.begin, round_up(life.prompt - life.chunk - behind * aligned, band.grid_tokens))
+    inner = (1 + behind) * aligned
     return max(
-        _most_pages_of_a_run(prefill_run, prompt_tokens, pool.page_tokens),
-        _most_pages_of_a_run(decode_run, written_tokens, pool.page_tokens),
+        band.pages(last, life.prompt, life.first),
+        band.most_pages_on_grid(life.begin, life.prompt - inner, inner, life.first),
     )
 
 
-def _pages(token_count: int, page_tokens: int) -> int:
-    return -(-token_count // page_tokens)
-
-
-def _most_pages_of_a_run(run_tokens: int, written_tokens: int, page_tokens: int) -> int:
-    return min(_pages(written_tokens, page_tokens), _pages(run_tokens + page_tokens - 1, page_tokens))
+def _decode_pages(band: HeldBand, life: _Life) -> int:
+    longest = life.longest_decoding
+    if longest < life.prompt:
+        return 0
+    if not life.policy.overlap:
+        return band.most_pages(life.prompt, longest, life.step, life.first)
+    # The first decode forward is launched while the last chunk is unprocessed, every other while one before it is.
+    last = max(life.begin, round_up(life.prompt - life.chunk, band.grid_tokens))
+    return max(
+        band.pages(last, life.prompt + life.step, life.first),
+        band.most_pages(life.prompt, longest - 1, 2 * life.step, life.first),
+    )

@@ -6,46 +6,39 @@ out. A new family whose parts exist is a new row.
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable, Mapping
 
 import attrs
 
 from kvtide.plan.configs import parts
+from kvtide.plan.configs.kinds import (
+    KindFinder,
+    LayerKind,
+    SourceFinder,
+    always_listed,
+    by_flags,
+    by_pattern,
+    causal_windows,
+    every_layer,
+    first_of,
+    full_at,
+    full_by_period_and_offset,
+    full_every,
+    gemma4_kinds,
+    glm_indexers,
+    kimi_kinds,
+    last_layers_share,
+    llama4_kinds,
+    mimo_default,
+    minimax_m3_kinds,
+    only_softmax,
+    v4_kinds,
+    window_where_set,
+    window_where_switched_on,
+)
 from kvtide.plan.configs.parts import TextModel
 from kvtide.plan.decl import KVPart
 
-
-class LayerKind(enum.Enum):
-    """What a layer is, as far as memory goes."""
-
-    FULL = "full attention"
-    WINDOW = "window attention"
-    STATE = "recurrent state"
-    NOTHING = "nothing stored"
-
-
-SPELLINGS = {
-    "full_attention": LayerKind.FULL,
-    "attention": LayerKind.FULL,
-    "sliding_attention": LayerKind.WINDOW,
-    "linear_attention": LayerKind.STATE,
-    "mamba": LayerKind.STATE,
-    "conv": LayerKind.STATE,
-    "moe": LayerKind.NOTHING,
-    "mlp": LayerKind.NOTHING,
-}
-"""Entries of `layer_types` lists, old and new spelling."""
-
-PATTERN_LETTERS = {
-    "*": LayerKind.FULL,
-    "M": LayerKind.STATE,
-    "E": LayerKind.NOTHING,
-    "-": LayerKind.NOTHING,
-}
-"""Letters of `hybrid_override_pattern`."""
-
-KindFinder = Callable[[TextModel], tuple[LayerKind, ...]]
 PartMaker = Callable[[TextModel], KVPart]
 
 
@@ -62,137 +55,11 @@ class Family:
     defaults: Mapping[str, int] = attrs.field(factory=dict)
     """Values of fields that published configs leave out."""
 
+    sources: SourceFinder | None = None
+    """Layers that use another's entries, and whose; `None` in families that do not."""
 
-def every_layer(kind: LayerKind) -> KindFinder:
-    """All layers alike."""
-    return lambda model: (kind,) * model.layer_count
-
-
-def listed_kinds(model: TextModel) -> tuple[LayerKind, ...] | None:
-    """The kinds that `layer_types` (or its older name) lists, `None` where the config has no such list."""
-    fields = model.fields
-    name = next((name for name in ("layer_types", "layers_block_type") if fields.get(name) is not None), None)
-    listed = fields.strings(name) if name else None
-    if name is None or listed is None:
-        return None
-    if len(listed) != model.layer_count:
-        raise fields.error(name, f"names {len(listed)} layers, but num_hidden_layers is {model.layer_count}")
-    for layer, spelling in enumerate(listed):
-        if spelling not in SPELLINGS:
-            raise fields.error(
-                f"{name}[{layer}]", f"must be one of {', '.join(SPELLINGS)}, found {spelling!r}"
-            )
-    return tuple(SPELLINGS[spelling] for spelling in listed)
-
-
-def window_where_set(model: TextModel) -> tuple[LayerKind, ...]:
-    """The list, else one window for all layers where `sliding_window` is set, else full attention."""
-    if (listed := listed_kinds(model)) is not None:
-        return listed
-    windowed = model.fields.get("sliding_window") is not None and not model.fields.has_null("sliding_window")
-    return (LayerKind.WINDOW if windowed else LayerKind.FULL,) * model.layer_count
-
-
-def window_where_switched_on(model: TextModel) -> tuple[LayerKind, ...]:
-    """Qwen: `sliding_window` counts only behind `use_sliding_window`, for the list or from layer `max_window_layers` on."""
-    if not model.fields.flag("use_sliding_window") or model.fields.get("sliding_window") is None:
-        return (LayerKind.FULL,) * model.layer_count
-    if (listed := listed_kinds(model)) is not None:
-        return listed
-    first = model.fields.not_negative("max_window_layers")
-    return tuple(LayerKind.FULL if layer < first else LayerKind.WINDOW for layer in range(model.layer_count))
-
-
-def full_every(period_field: str, others: LayerKind) -> KindFinder:
-    """The list, else full attention in the last layer of each period and `others` before it."""
-
-    def find(model: TextModel) -> tuple[LayerKind, ...]:
-        if (listed := listed_kinds(model)) is not None:
-            return listed
-        period = model.fields.positive(period_field)
-        return tuple(others if (layer + 1) % period else LayerKind.FULL for layer in range(model.layer_count))
-
-    return find
-
-
-def full_at(indices_field: str) -> KindFinder:
-    """The list, else full attention in the layers of `indices_field` and state in the others."""
-
-    def find(model: TextModel) -> tuple[LayerKind, ...]:
-        if (listed := listed_kinds(model)) is not None:
-            return listed
-        indices = model.fields.integers(indices_field)
-        if indices is None:
-            raise model.fields.error(indices_field, "is missing, and so is layer_types")
-        for place, index in enumerate(indices):
-            if index >= model.layer_count:
-                raise model.fields.error(
-                    f"{indices_field}[{place}]",
-                    f"must be below num_hidden_layers = {model.layer_count}, found {index}",
-                )
-        return tuple(
-            LayerKind.FULL if layer in indices else LayerKind.STATE for layer in range(model.layer_count)
-        )
-
-    return find
-
-
-def full_by_period_and_offset(model: TextModel) -> tuple[LayerKind, ...]:
-    """Jamba: full attention in layers that leave `attn_layer_offset` modulo `attn_layer_period`."""
-    period = model.fields.positive("attn_layer_period")
-    offset = model.fields.not_negative("attn_layer_offset")
-    if offset >= period:
-        raise model.fields.error(
-            "attn_layer_offset", f"must be below attn_layer_period = {period}, found {offset}"
-        )
-    return tuple(
-        LayerKind.FULL if layer % period == offset else LayerKind.STATE for layer in range(model.layer_count)
-    )
-
-
-def always_listed(model: TextModel) -> tuple[LayerKind, ...]:
-    """The list, which has to be there."""
-    if (listed := listed_kinds(model)) is None:
-        raise model.fields.error("layer_types", "is missing")
-    return listed
-
-
-def by_pattern(model: TextModel) -> tuple[LayerKind, ...]:
-    """Nemotron-H: one letter a layer, or the list that newer configs spell out."""
-    fields = model.fields
-    pattern = fields.get("hybrid_override_pattern")
-    if pattern is None:
-        return always_listed(model)
-    if not isinstance(pattern, str) or not set(pattern) <= set(PATTERN_LETTERS):
-        letters = " ".join(PATTERN_LETTERS)
-        raise fields.error(
-            "hybrid_override_pattern", f"must be a string of the letters {letters}, found {pattern!r}"
-        )
-    if len(pattern) != model.layer_count:
-        raise fields.error(
-            "hybrid_override_pattern",
-            f"names {len(pattern)} layers, but num_hidden_layers is {model.layer_count}",
-        )
-    return tuple(PATTERN_LETTERS[letter] for letter in pattern)
-
-
-def only_softmax(model: TextModel) -> tuple[LayerKind, ...]:
-    """MiniMax M2: full attention throughout; the older series' lightning layers (type 0) store something else."""
-    for layer, attention_type in enumerate(model.fields.integers("attn_type_list") or ()):
-        if attention_type != 1:
-            raise model.fields.error(
-                f"attn_type_list[{layer}]", f"must be 1 (softmax), found {attention_type}"
-            )
-    return (LayerKind.FULL,) * model.layer_count
-
-
-def causal_windows(model: TextModel) -> tuple[LayerKind, ...]:
-    """Gemma 3: windows with full attention in every sixth layer; the bidirectional encoders keep no KV."""
-    if model.fields.flag("use_bidirectional_attention"):
-        raise model.fields.error(
-            "use_bidirectional_attention", "is true: an encoder attends both ways and keeps no KV"
-        )
-    return full_every("sliding_window_pattern", LayerKind.WINDOW)(model)
+    kv_format: str | None = None
+    """Name of the format in which its kernels store entries, whatever the weights' type; `None` for the config's own type."""
 
 
 _FULL_MHA = {LayerKind.FULL: (parts.full_mha,)}
@@ -215,6 +82,29 @@ GEMMA3 = Family(
         "sliding_window": 4096,
         "sliding_window_pattern": 6,
     },
+)
+GEMMA2 = Family(
+    kinds=full_every("sliding_window_pattern", LayerKind.WINDOW),
+    makers=_MHA,
+    defaults={"head_dim": 256, "num_key_value_heads": 4, "sliding_window": 4096, "sliding_window_pattern": 2},
+)
+GEMMA3N = Family(
+    kinds=full_every("sliding_window_pattern", LayerKind.WINDOW),
+    makers=_MHA,
+    defaults={
+        "head_dim": 256,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "num_kv_shared_layers": 15,
+        "sliding_window": 512,
+        "sliding_window_pattern": 5,
+    },
+    sources=last_layers_share,
+)
+WINDOWS_AND_EVERY_FOURTH_FULL = Family(
+    kinds=full_every("sliding_window_pattern", LayerKind.WINDOW),
+    makers=_MHA,
+    defaults={"sliding_window": 4096, "sliding_window_pattern": 4},
 )
 GPT_OSS = Family(
     kinds=full_every("sliding_window_pattern", LayerKind.WINDOW),
@@ -263,22 +153,112 @@ LFM2 = Family(
     defaults={"conv_L_cache": 3},
 )
 
+MIMO_V2 = Family(
+    kinds=first_of(
+        ("hybrid_layer_pattern", by_flags("hybrid_layer_pattern", LayerKind.WINDOW, LayerKind.FULL)),
+        ("layer_types", always_listed),
+        ("", mimo_default),
+    ),
+    makers={LayerKind.FULL: (parts.mimo_full,), LayerKind.WINDOW: (parts.mimo_window,)},
+    defaults={"head_dim": 192, "v_head_dim": 128, "num_key_value_heads": 4},
+)
+LLAMA4 = Family(
+    kinds=llama4_kinds,
+    makers=_FULL_MHA | {LayerKind.CHUNK: (parts.chunk_mha,)},
+    defaults={"head_dim": 128, "num_key_value_heads": 8, "no_rope_layer_interval": 4},
+)
+GEMMA4 = Family(
+    kinds=gemma4_kinds,
+    makers={LayerKind.FULL: (parts.gemma4_full,), LayerKind.WINDOW: (parts.window_mha,)},
+    defaults={
+        "head_dim": 256,
+        "global_head_dim": 512,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "num_kv_shared_layers": 0,
+        "sliding_window": 512,
+        "sliding_window_pattern": 6,
+    },
+    sources=last_layers_share,
+)
+DEEPSEEK_V32 = Family(
+    kinds=every_layer(LayerKind.INDEXED),
+    makers={LayerKind.INDEXED: (parts.full_mla_indexed,)},
+    defaults={"index_head_dim": 128},
+)
+GLM_DSA = Family(
+    kinds=glm_indexers,
+    makers={LayerKind.INDEXED: (parts.full_mla_indexed,), LayerKind.FULL: (parts.full_mla,)},
+    defaults={"index_head_dim": 128, "index_topk_freq": 1, "index_skip_topk_offset": 2},
+)
+DEEPSEEK_V4 = Family(
+    kinds=v4_kinds,
+    makers={
+        LayerKind.WINDOW: (parts.v4_window,),
+        LayerKind.SPARSE_CHAIN: (parts.v4_window, parts.v4_sparse_chain, parts.v4_sparse_tail),
+        LayerKind.HEAVY_CHAIN: (parts.v4_window, parts.v4_heavy_chain, parts.v4_heavy_tail),
+    },
+    defaults={"index_head_dim": 128, "sliding_window": 128, "compress_rate_csa": 4, "compress_rate_hca": 128},
+    kv_format="fp8_ds_v4",
+)
+KIMI_LINEAR = Family(
+    kinds=kimi_kinds,
+    makers={LayerKind.FULL: (parts.full_mla,), LayerKind.STATE: (parts.kimi_delta_attention,)},
+    defaults={"linear_head_dim": 128, "linear_num_heads": 32, "linear_conv_kernel_dim": 4},
+)
+OLMO_HYBRID = Family(
+    kinds=full_every("full_attention_interval", LayerKind.STATE),
+    makers=_FULL_MHA | {LayerKind.STATE: (parts.olmo_delta_net,)},
+    defaults={"full_attention_interval": 4, "linear_conv_kernel_dim": 4},
+)
+MINIMAX_M3 = Family(kinds=minimax_m3_kinds, makers=_FULL_MHA | {LayerKind.INDEXED: (parts.full_mha_indexed,)})
+MINIMAX = Family(
+    kinds=first_of(
+        ("attn_type_list", by_flags("attn_type_list", LayerKind.FULL, LayerKind.STATE)),
+        ("layer_types", always_listed),
+    ),
+    makers=_FULL_MHA | {LayerKind.STATE: (parts.lightning,)},
+)
+
 FAMILIES: Mapping[str, Family] = {
     "bamba": BAMBA,
+    "cohere2": WINDOWS_AND_EVERY_FOURTH_FULL,
+    "deepseek_v2": DEEPSEEK_V3,
     "deepseek_v3": DEEPSEEK_V3,
+    "deepseek_v32": DEEPSEEK_V32,
+    "deepseek_v4": DEEPSEEK_V4,
     "falcon_h1": FALCON_H1,
+    "gemma2": GEMMA2,
     "gemma3": GEMMA3,
     "gemma3_text": GEMMA3,
+    "gemma3n": GEMMA3N,
+    "gemma3n_text": GEMMA3N,
+    "gemma4": GEMMA4,
+    "gemma4_text": GEMMA4,
+    "glm4_moe": LLAMA,
+    "glm_moe_dsa": GLM_DSA,
     "gpt_oss": GPT_OSS,
     "granitemoehybrid": GRANITE_HYBRID,
     "jamba": JAMBA,
     "kimi_k2": DEEPSEEK_V3,
+    "kimi_linear": KIMI_LINEAR,
     "lfm2": LFM2,
+    "lfm2_moe": LFM2,
     "llama": LLAMA,
+    "llama4": LLAMA4,
+    "llama4_text": LLAMA4,
+    "mimo_v2_flash": MIMO_V2,
+    "minimax": MINIMAX,
     "minimax_m2": MINIMAX_M2,
+    "minimax_m3": MINIMAX_M3,
+    "minimax_m3_vl": MINIMAX_M3,
+    "minimax_m3_vl_text": MINIMAX_M3,
+    "minimax_text_01": MINIMAX,
     "mistral": MISTRAL,
     "mixtral": MIXTRAL,
     "nemotron_h": NEMOTRON_H,
+    "olmo3": WINDOWS_AND_EVERY_FOURTH_FULL,
+    "olmo_hybrid": OLMO_HYBRID,
     "qwen2": QWEN2,
     "qwen3": QWEN3,
     "qwen3_5": GATED_DELTA,

@@ -38,14 +38,34 @@ class ConfigFields:
     defaults: Mapping[str, Any] = attrs.field(factory=dict)
     """Values of fields that published configs of the family leave out."""
 
+    layer_values: Mapping[str, Any] = attrs.field(factory=dict)
+    """What `per_layer_config` says of the layer that is being read; goes before the fields of the whole model."""
+
     def get(self, name: str) -> Any:
-        """The field, or the family's default, or `None`; a JSON `null` counts as left out."""
-        value = self.values.get(name)
-        return self.defaults.get(name) if value is None else value
+        """The layer's own value, the field, or the family's default, or `None`; a JSON `null` counts as left out."""
+        for values in (self.layer_values, self.values, self.defaults):
+            if values.get(name) is not None:
+                return values[name]
+        return None
+
+    def is_layers_own(self, name: str) -> bool:
+        """Whether `per_layer_config` sets the field for the layer that is being read."""
+        return self.layer_values.get(name) is not None
 
     def has_null(self, name: str) -> bool:
         """Whether the file sets the field to `null` on purpose."""
         return name in self.values and self.values[name] is None
+
+    def nested(self, name: str) -> ConfigFields:
+        """The object inside field `name`; no fields where it is left out."""
+        value = self.get(name)
+        if value is not None and not isinstance(value, Mapping):
+            raise self.error(name, f"must be a JSON object, found {shown(value)}")
+        return ConfigFields(value or {}, f"{self.path}{name}.")
+
+    def with_defaults(self, defaults: Mapping[str, Any]) -> ConfigFields:
+        """The same fields, with `defaults` before the family's own."""
+        return attrs.evolve(self, defaults={**self.defaults, **defaults})
 
     def error(self, name: str, complaint: str) -> ConfigError:
         """An error about one field: `text_config.head_dim must be …`."""
@@ -67,7 +87,7 @@ class ConfigFields:
         """A field that is `true`, `false` or left out (which is false)."""
         value = self.get(name)
         if value is not None and not isinstance(value, bool):
-            raise self.error(name, f"must be true or false, found {value!r}")
+            raise self.error(name, f"must be true or false, found {shown(value)}")
         return bool(value)
 
     def integers(self, name: str) -> tuple[int, ...] | None:
@@ -86,7 +106,7 @@ class ConfigFields:
             return None
         for place, value in enumerate(values):
             if not isinstance(value, str):
-                raise self.error(f"{name}[{place}]", f"must be a string, found {value!r}")
+                raise self.error(f"{name}[{place}]", f"must be a string, found {shown(value)}")
         return tuple(values)
 
     def dtype(self, *names: str) -> DType | None:
@@ -96,10 +116,12 @@ class ConfigFields:
             if value is None:
                 continue
             try:
-                return DType(value)
+                if isinstance(value, str):
+                    return DType(value)
             except ValueError:
-                known = ", ".join(dtype.value for dtype in DType)
-                raise self.error(name, f"must be one of {known}, found {value!r}") from None
+                pass
+            known = ", ".join(dtype.value for dtype in DType)
+            raise self.error(name, f"must be one of {known}, found {shown(value)}")
         return None
 
     def quotient(self, name: str, dividend: int, divisor: int, reading: str) -> int:
@@ -113,19 +135,19 @@ class ConfigFields:
             raise self.error(name, "is missing")
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             wanted = "a positive integer" if least else "an integer of 0 or more"
-            raise self.error(name, f"must be {wanted}, found {_shown(value)}")
+            raise self.error(name, f"must be {wanted}, found {shown(value)}")
         if value > limit:
-            raise self.error(name, f"must be at most {limit}, found {_shown(value)}")
+            raise self.error(name, f"must be at most {limit}, found {shown(value)}")
         return value
 
     def _list(self, name: str) -> list[Any] | None:
         value = self.get(name)
         if value is not None and not isinstance(value, list | tuple):
-            raise self.error(name, f"must be a list, found {_shown(value)}")
+            raise self.error(name, f"must be a list, found {shown(value)}")
         return None if value is None else list(value)
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
     """A value in an error: short enough for one line, whatever the file holds."""
     try:
         text = repr(value)
