@@ -43,7 +43,7 @@ class KVStorage:
         check_supported(sized.plan)
         self.sized = sized
         self.device = device
-        self.routed_cache = RoutedKVCache(device.arena, sized.layout)
+        self.routed_cache = RoutedKVCache(device.arena, sized.layout, sized.plan.shared_layers)
         """Layer → views, for the model's kernels."""
         mirrors = device.create_mirrors(
             mirror_lengths(
