@@ -374,6 +374,25 @@ def golden_layout() -> ArenaLayout:
     return lay_out(plan_kv_storage(layers, page_tokens=4), 2000)
 
 
+def chains_layout() -> ArenaLayout:
+    """Quantised chunks of one tensor with scales, and a compressed chain with its indexer's keys, its layer's window beside
+    it in pages of half the size.
+    """
+    scales = Quantization(scale_dtype=DType.FLOAT32, block_elements=4, elements_per_byte=2)
+    chunk = MHAGeometry(1, 8, 8, DType.UINT8, one_tensor=True, quantization=scales)
+    entry = MLAGeometry(
+        6,
+        2,
+        DType.FLOAT8_E4M3,
+        rope_dtype=DType.BFLOAT16,
+        indexer=IndexerKeys(3, DType.FLOAT8_E5M2, DType.FLOAT32),
+    )
+    chain = KVPart(CompressedGeometry(entry, 4), FullLifetime())
+    window = KVPart(MLAGeometry(5, 0, DType.FLOAT16), WindowLifetime(8))
+    layers = [KVLayerDecl(0, (window, chain)), KVLayerDecl(1, (KVPart(chunk, ChunkLifetime(16)),))]
+    return lay_out(plan_kv_storage(layers, page_tokens=8, window_page_tokens=4), 1500)
+
+
 def address(arena: KVArena, view: torch.Tensor, page: int) -> int:
     """Where torch finds the first byte of one page of a view, from the region's start."""
     return view[page].data_ptr() - arena.bytes.data_ptr()
@@ -408,7 +427,9 @@ def test_the_addresses_are_those_on_file() -> None:
     python packages/arena/tests/test_addressing.py
     """
     assert render(golden_layout()) == (GOLDEN / "addresses.txt").read_text()
+    assert render(chains_layout()) == (GOLDEN / "addresses-of-chains.txt").read_text()
 
 
 if __name__ == "__main__":
     (GOLDEN / "addresses.txt").write_text(render(golden_layout()))
+    (GOLDEN / "addresses-of-chains.txt").write_text(render(chains_layout()))
