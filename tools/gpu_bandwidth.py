@@ -19,8 +19,12 @@ REGIONS = 16
 """Each sample works on other bytes, so that none finds its own in the cache."""
 
 SAMPLES = 15
-HEAD_START_CYCLES = 4_000_000
+HEAD_START_CYCLES = 20_000_000
 """The GPU is kept busy this long while the host queues what is timed."""
+
+MOVES_BESIDE = 800
+START_CYCLES = 400_000_000
+"""For how long the GPU waits while the host queues a forward and the moves beside it."""
 
 UNIT_BYTES = [2 << 10, 8 << 10, 32 << 10, 128 << 10, 512 << 10, 2 << 20, 16 << 20]
 
@@ -104,13 +108,14 @@ def measure(place: Place, unit_bytes: int) -> Rates:
 
 
 def slowdown(place: Place) -> str:
-    """How much longer a forward takes while moves keep the schedule stream busy."""
-    device = CUDADevice(
-        KVArena.allocate(2 * REGIONS * PAGES_BYTES, place.memory), scratch_bytes=SCRATCH_BYTES
-    )
+    """How much longer a forward takes while moves keep the schedule stream busy, in words."""
+    arena = KVArena.allocate(2 * REGIONS * PAGES_BYTES, place.memory)
+    device = CUDADevice(arena, scratch_bytes=SCRATCH_BYTES)
     grid, count = UnitGrid(0, 32 << 10), PAGES_BYTES // (32 << 10)
-    device.prewarm([grid], staging_buffers=64, staged_units=count)
+    device.prewarm([grid], staging_buffers=MOVES_BESIDE, staged_units=count)
     draw = np.random.default_rng(3)
+    firsts = [region * 2 * count for region in range(REGIONS)]
+    pairs = [(draw.permutation(count) + first + count, draw.permutation(count) + first) for first in firsts]
     weights = torch.randn(8192, 8192, dtype=torch.bfloat16, device=place.memory)
     batch = torch.randn(256, 8192, dtype=torch.bfloat16, device=place.memory)
     torch.cuda.synchronize()
@@ -121,22 +126,22 @@ def slowdown(place: Place) -> str:
             hidden = (hidden @ weights).tanh()
 
     def timed(move_count: int) -> float:
+        with torch.cuda.stream(device.schedule_stream.torch_stream):
+            # Both streams start together, once everything is queued.
+            keep_busy(START_CYCLES)
+        begin = device.record_event(device.schedule_stream)
         for move in range(move_count):
-            first = move % REGIONS * 2 * count
-            sources, targets = draw.permutation(count) + first + count, draw.permutation(count) + first
-            if not move:
-                with torch.cuda.stream(device.schedule_stream.torch_stream):
-                    keep_busy(10 * HEAD_START_CYCLES)
-            device.copy_units(device.schedule_stream, grid, sources, targets)
+            device.copy_units(device.schedule_stream, grid, *pairs[move % REGIONS])
+        last_move = device.record_event(device.schedule_stream)
+        device.wait_event(device.forward_stream, begin)
         with torch.cuda.stream(device.forward_stream.torch_stream):
-            if move_count:
-                keep_busy(9 * HEAD_START_CYCLES)
             result = milliseconds(forward)
+        assert not move_count or not device.query_event(last_move), "the moves ended before the forward"
         torch.cuda.synchronize()
         return result
 
     timed(0)
-    alone, beside = (statistics.median(timed(moves) for _ in range(5)) for moves in (0, 200))
+    alone, beside = (statistics.median(timed(moves) for _ in range(5)) for moves in (0, MOVES_BESIDE))
     return (
         f"alone {alone:.2f} ms, beside 64 MiB moves back to back {beside:.2f} ms: {beside / alone:.2f} times"
     )

@@ -219,6 +219,13 @@ def test_an_entry_that_is_not_dense_is_refused() -> None:
         triton_kernels.gather_tokens(plane, torch.zeros(1, dtype=torch.int64, device=DEVICE))
 
 
+def test_values_of_another_shape_are_refused() -> None:
+    """A program would read behind them."""
+    plane, slots = torch.zeros(3, 2, 4, device=DEVICE), torch.zeros(1, dtype=torch.int64, device=DEVICE)
+    with pytest.raises(ValueError, match=r"values of shape \[1, 3\]: these slots take \[1, 4\]"):
+        triton_kernels.write_tokens(plane, slots, torch.zeros(1, 3, device=DEVICE))
+
+
 @pytest.mark.requirement("A7")
 def test_prewarming_touches_no_byte() -> None:
     """It happens over an arena whose sinks are zeroed already, and may come again."""

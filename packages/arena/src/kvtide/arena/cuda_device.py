@@ -8,7 +8,8 @@ What it holds beside the arena: scratch for moves that pass over themselves, mir
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import attrs
 import torch
@@ -120,8 +121,7 @@ class CUDADevice:
         if not len(sources):
             return
         segments = copy_segments(sources, targets, self._scratch.numel() * 8 // grid.unit_bytes)
-        with torch.cuda.stream(_own(stream).torch_stream):
-            buffer = self._ring.take(staged_bytes([sources, targets]))
+        with self._staged(stream, staged_bytes([sources, targets])) as buffer:
             source_ids, target_ids = buffer.send([sources, targets])
             self._kernels.copy_units(
                 self.arena.bytes,
@@ -132,18 +132,15 @@ class CUDADevice:
                 segments=segments,
                 scratch=self._scratch,
             )
-        buffer.event = self.record_event(stream).torch_event
 
     def zero_units(self, stream: Stream, grid: UnitGrid, units: IntArray) -> None:
         """See `Device.zero_units`: one launch."""
         grid.check_units(self.arena_bytes, units)
         if not len(units):
             return
-        with torch.cuda.stream(_own(stream).torch_stream):
-            buffer = self._ring.take(staged_bytes([units]))
+        with self._staged(stream, staged_bytes([units])) as buffer:
             (ids,) = buffer.send([units])
             self._kernels.zero_units(self.arena.bytes, grid.origin_bytes, grid.unit_bytes, ids)
-        buffer.event = self.record_event(stream).torch_event
 
     def create_mirrors(self, lengths: Mapping[str, int]) -> dict[str, Mirror]:
         """See `Device.create_mirrors`; the host waits for the GPU once."""
@@ -161,22 +158,17 @@ class CUDADevice:
         indices, values = self._staging.drain()
         if not len(indices):
             return 0
-        with torch.cuda.stream(_own(stream).torch_stream):
-            buffer = self._ring.take(staged_bytes([indices, values]))
+        with self._staged(stream, staged_bytes([indices, values])) as buffer:
             places, entries = buffer.send([indices, values])
             self._kernels.write_tokens(self._flat.view(-1, 1), places, entries)
-        buffer.event = self.record_event(stream).torch_event
         return len(indices)
 
     def send(self, stream: Stream, arrays: Sequence[IntArray]) -> list[torch.Tensor]:
         """See `TensorDevice.send`: one copy, to memory that torch holds for as long as the tensors live."""
         size = staged_bytes(arrays)
-        with torch.cuda.stream(_own(stream).torch_stream):
+        with self._staged(stream, size) as buffer:
             memory = torch.empty(size, dtype=torch.uint8, device=self._torch_device)
-            buffer = self._ring.take(size)
-            sent = buffer.send_to(memory, arrays)
-        buffer.event = self.record_event(stream).torch_event
-        return sent
+            return buffer.send_to(memory, arrays)
 
     def prewarm(
         self, grids: Sequence[UnitGrid], *, staging_buffers: int = 8, staged_units: int = 4096
@@ -190,8 +182,20 @@ class CUDADevice:
             ids = torch.zeros(2, dtype=torch.int64, device=self._torch_device)
             for unit_bytes in sorted({grid.unit_bytes for grid in grids}):
                 self._kernels.prewarm_units(self.arena.bytes, unit_bytes, ids, self._scratch)
-            self._kernels.prewarm_table(self._flat, ids, ids.view(torch.int32))
+            if self._flat.numel():
+                self._kernels.prewarm_table(self._flat, ids, ids.view(torch.int32))
         torch.cuda.synchronize(self._torch_device)
+
+    @contextmanager
+    def _staged(self, stream: Stream, byte_count: int) -> Iterator[StagingBuffer]:
+        """A staging buffer for work that is queued on `stream` inside; it comes back behind that work, done or failed."""
+        torch_stream = _own(stream).torch_stream
+        with torch.cuda.stream(torch_stream):
+            buffer = self._ring.take(byte_count)
+            try:
+                yield buffer
+            finally:
+                buffer.event = torch_stream.record_event()
 
     def _create_buffer(self, byte_count: int) -> StagingBuffer:
         return StagingBuffer(

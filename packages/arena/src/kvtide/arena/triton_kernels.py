@@ -80,6 +80,9 @@ def translate_ids(
 
 def write_tokens(plane: torch.Tensor, slots: torch.Tensor, values: torch.Tensor) -> None:
     """See `token_kernels.write_tokens`; a token's entry must be dense in `plane`, else `ValueError`."""
+    wanted = [slots.numel(), *plane.shape[2:]]
+    if list(values.shape) != wanted:
+        raise ValueError(f"cannot write values of shape {list(values.shape)}: these slots take {wanted}")
     # A copy, where the values are not dense: what the model computes seldom is not.
     dense = values.to(plane.dtype).contiguous().unsqueeze(1)
     _copy_rows(dense, plane, slots.numel(), target_ids=slots.contiguous())
