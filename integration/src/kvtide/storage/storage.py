@@ -31,7 +31,7 @@ from kvtide.storage.errors import StorageError
 from kvtide.storage.forward_ids import IdTranslator, UnresolvedIds
 from kvtide.storage.requests import RequestTable, ranges
 from kvtide.storage.steps import PreparedStep, StepState
-from kvtide.storage.supported import check_supported
+from kvtide.storage.supported import check_policy, check_supported
 from kvtide.storage.whole_numbers import whole_numbers
 
 
@@ -41,6 +41,7 @@ class KVStorage:
     def __init__(self, sized: SizedPlan, device: TensorDevice) -> None:
         """Empty, over the arena of `device`; raises `StorageError` for a plan that it cannot run."""
         check_supported(sized.plan)
+        check_policy(sized.policy)
         self.sized = sized
         self.device = device
         self.routed_cache = RoutedKVCache(device.arena, sized.layout, sized.plan.shared_layers)

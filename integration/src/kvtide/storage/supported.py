@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 from kvtide.plan import KVStoragePlan
+from kvtide.sizing import ChunkReads, ServingPolicy
 from kvtide.storage.errors import StorageError
+
+
+def check_policy(policy: ServingPolicy) -> None:
+    """Raise `StorageError` where requests are priced for less than they hold here: every chunk is written to window pages."""
+    if policy.chunk_reads is not ChunkReads.PAGES:
+        raise StorageError(
+            f"cannot run a plan priced for chunks that read {policy.chunk_reads.value}: a step takes window pages for its whole "
+            "chunk, so admission would promise too little"
+        )
 
 
 def check_supported(plan: KVStoragePlan) -> None:
