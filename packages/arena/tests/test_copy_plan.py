@@ -6,7 +6,7 @@ from itertools import permutations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kvtide.arena.copy_plan import copy_runs, copy_segments
@@ -65,6 +65,37 @@ def run(units: list[int], pairs: tuple[tuple[int, int], ...]) -> list[int]:
     for source, target in pairs:
         units[target] = units[source]
     return units
+
+
+@st.composite
+def legal_list(draw: st.DrawFn) -> tuple[list[int], list[int]]:
+    """A legal list of up to 20 pairs over few units, so that many hold one another up."""
+    sources: list[int] = []
+    targets: list[int] = []
+    for target in draw(st.lists(st.integers(0, 24), unique=True, max_size=20)):
+        sources.append(draw(st.sampled_from([unit for unit in range(25) if unit not in targets])))
+        targets.append(target)
+    return sources, targets
+
+
+@pytest.mark.requirement("A6")
+@settings(max_examples=300, deadline=None)
+@given(pairs=legal_list(), scratch_units=st.integers(0, 6))
+# One hazard early in a long list, where a search that halves it looks last.
+@example(pairs=([20, 21, *range(10)], [22, 20, *range(10, 20)]), scratch_units=0)
+@example(pairs=([20, 21, *range(10)], [22, 20, *range(10, 20)]), scratch_units=6)
+def test_no_pair_of_a_segment_writes_what_another_reads(
+    pairs: tuple[list[int], list[int]], scratch_units: int
+) -> None:
+    """Longer lists, whose hazards lie anywhere; and none is cut where it need not be."""
+    sources, targets = pairs
+    for segment in copy_segments(np.array(sources, np.int64), np.array(targets, np.int64), scratch_units):
+        at = range(segment.first_pair, segment.end_pair)
+        # A unit copied to itself changes nothing for whoever else reads it.
+        hazards = [(i, j) for i in at for j in at if sources[i] == targets[j] and sources[j] != targets[j]]
+        assert bool(hazards) == segment.through_scratch
+        if not hazards and segment.end_pair < len(sources):
+            assert any(sources[i] == targets[segment.end_pair] for i in at)
 
 
 @pytest.mark.requirement("A6")

@@ -187,6 +187,7 @@ def test_a_page_copied_as_one_block_reads_alike_on_the_host(band: BandLayout) ->
     host = KVArena(torch.zeros(layout.arena_bytes, dtype=torch.uint8))
     assert layout.arena_bytes == 3 * band.unit_bytes
     assert layout.band(band.name).capacity_pages == 3
+    assert not layout.band(band.name).has_sink
     page = band.page_count - 1
     copied = device.bytes[band.start_byte(page) : band.start_byte(page + 1)]
     host.bytes[layout.band(band.name).start_byte(2) :] = copied

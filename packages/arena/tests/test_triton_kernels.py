@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -217,6 +218,27 @@ def test_an_entry_that_is_not_dense_is_refused() -> None:
     plane = torch.zeros(3, 2, 4, 6, device=DEVICE)[..., :5]
     with pytest.raises(ValueError, match="must be dense"):
         triton_kernels.gather_tokens(plane, torch.zeros(1, dtype=torch.int64, device=DEVICE))
+
+
+@pytest.mark.requirement("A6")
+@pytest.mark.parametrize("first", [1, 2, 4, 8, 16])
+def test_words_are_aligned_wherever_a_plane_starts(monkeypatch: pytest.MonkeyPatch, first: int) -> None:
+    """A GPU faults on a word that is not; the interpreter would not notice."""
+    seen = []
+
+    class Watched:
+        def __getitem__(self, grid: tuple[int]) -> Any:
+            def launch(source: Any, target: Any, *sizes: Any, **compiled: Any) -> None:
+                word = source.dtype.primitive_bitwidth // 8
+                assert source.data_ptr() % word == target.data_ptr() % word == 0
+                seen.append(word * compiled["GRAIN"])
+
+            return launch
+
+    monkeypatch.setattr(triton_kernels.programs, "copy_rows", Watched())
+    plane = torch.zeros(1024, dtype=torch.uint8, device=DEVICE)[first:].as_strided((3, 2, 32), (96, 32, 1))
+    triton_kernels.gather_tokens(plane, torch.zeros(3, dtype=torch.int64, device=DEVICE))
+    assert seen == [first]
 
 
 def test_values_of_another_shape_are_refused() -> None:
