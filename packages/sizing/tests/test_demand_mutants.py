@@ -45,6 +45,8 @@ DEMAND_FUNCTIONS = {
     "_prefill_pages",
     "_chunk_pages",
     "_decode_pages",
+    "_first_decode_pages",
+    "_pages_before_a_chunk",
 }
 
 CASE_COUNT = 2500

@@ -245,12 +245,17 @@ def _prefill_pages(band: HeldBand, life: _Life) -> int:
     if life.policy.chunk_reads is ChunkReads.PAGES:
         return pages
     # What was kept before the chunk, and for each forward in flight the tail that is kept behind it.
-    before = band.most_pages_on_grid(life.begin, life.prompt - 1, 0, life.first)
+    before = _pages_before_a_chunk(band, life)
     tail = max(
         band.most_pages_on_grid(life.begin, life.prompt, 0, life.first),
         band.pages(life.prompt, life.prompt, life.first),
     )
     return min(pages, before + (1 + behind) * tail)
+
+
+def _pages_before_a_chunk(band: HeldBand, life: _Life) -> int:
+    """Most pages that are kept where a chunk begins."""
+    return band.most_pages_on_grid(life.begin, life.prompt - 1, 0, life.first)
 
 
 def _chunk_pages(band: HeldBand, life: _Life, behind: int) -> int:
@@ -271,8 +276,18 @@ def _decode_pages(band: HeldBand, life: _Life) -> int:
     if not life.policy.overlap:
         return band.most_pages(life.prompt, longest, life.step, life.first)
     # The first decode forward is launched while the last chunk is unprocessed, every other while one before it is.
-    last = max(life.begin, round_up(life.prompt - life.chunk, band.grid_tokens))
     return max(
-        band.pages(last, life.prompt + life.step, life.first),
+        _first_decode_pages(band, life),
         band.most_pages(life.prompt, longest - 1, 2 * life.step, life.first),
     )
+
+
+def _first_decode_pages(band: HeldBand, life: _Life) -> int:
+    """Most pages while the last chunk and the first decode forward are in flight together."""
+    last = max(life.begin, round_up(life.prompt - life.chunk, band.grid_tokens))
+    end = life.prompt + life.step
+    pages = band.pages(last, end, life.first)
+    if life.policy.chunk_reads is ChunkReads.PAGES:
+        return pages
+    # What was kept before the chunk, and its tail with what the decode forward writes behind it.
+    return min(pages, _pages_before_a_chunk(band, life) + band.pages(life.prompt, end, life.first))
