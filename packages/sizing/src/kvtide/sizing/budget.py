@@ -24,11 +24,11 @@ from fractions import Fraction
 import attrs
 
 from kvtide.plan import ArenaLayout, KVStoragePlan, lay_out, pack
+from kvtide.sizing.bisection import last_that
 from kvtide.sizing.demand import DEFAULT_POLICY, context_demand, request_demand
 from kvtide.sizing.errors import SizingError
 from kvtide.sizing.fitting import (
     ID_BYTES,
-    last_that,
     mirror_lengths,
     prefix_bytes,
     requests_that_fit,
