@@ -45,12 +45,25 @@ LATENT = {
     "kv_lora_rank": 512,
     "qk_rope_head_dim": 64,
 }
+STATELESS_FIRST = {
+    "model_type": "deepseek_v4",
+    "num_hidden_layers": 3,
+    "head_dim": 512,
+    "qk_rope_head_dim": 64,
+    "compress_ratios": [0, 0, 128],
+}
 
 
 @pytest.fixture
 def files(tmp_path: Path) -> dict[str, Path]:
     """Config files by name."""
-    named = {"hybrid": HYBRID, "windowed": WINDOWED, "draft": DRAFT, "latent": LATENT}
+    named = {
+        "stateless first": STATELESS_FIRST,
+        "hybrid": HYBRID,
+        "windowed": WINDOWED,
+        "draft": DRAFT,
+        "latent": LATENT,
+    }
     for name, config in named.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(config))
     return {name: tmp_path / f"{name}.json" for name in named}
@@ -100,6 +113,17 @@ def test_stages_are_listed_and_the_least_of_them_counts(files: dict[str, Path]) 
     assert len({stage["concurrency"] for stage in found["stages"]}) == 1
     assert "Stages" in plan(files["hybrid"], "--budget", "40GiB", "--pp", 5).stdout
     assert "pp_size = 49 is more than the 48 layers" in refusal(files["hybrid"], "--pp", 49)
+
+
+@pytest.mark.requirement("S4", "S5")
+def test_a_stage_of_windows_alone_is_priced_with_the_others_checkpoints(files: dict[str, Path]) -> None:
+    """DeepSeek V4 in 2 stages: the first has windows alone, and a hit on a state of the other needs its windows too."""
+    serving = ("--strategy", "extra_buffer", "--checkpoint-interval", 2048)
+    found = document(files["stateless first"], "--pp", 2, *serving)
+    assert found["checkpoint_interval"] == 2048
+    assert found["stage"] == 0
+    # 127 tokens behind a checkpoint and 2,047 past it, or a chunk of 2,048 past it: 17 pages of 128.
+    assert [context["units"]["window-128"] for context in found["contexts"]] == [8, 17, 17]
 
 
 @pytest.mark.requirement("P10")

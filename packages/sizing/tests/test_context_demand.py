@@ -22,6 +22,7 @@ from kvtide.sizing import (
     context_demand,
     demand,
     request_demand,
+    size_stages,
 )
 
 from .test_demand_mutants import module_of, mutants
@@ -188,3 +189,53 @@ def test_a_senseless_length_is_refused_by_its_name(make_plan: MakePlan, name: st
     with pytest.raises(SizingError) as caught:
         context_demand(make_plan(4, full=16), **asked)
     assert str(caught.value) == f"{name} must be a positive integer, found {value!r}"
+
+
+@pytest.mark.requirement("S4", "S5")
+@EVERY_SPLIT
+@given(length=LENGTHS, has_state_first=st.booleans())
+def test_a_stage_without_state_retains_what_the_whole_model_does(
+    make_plan: MakePlan, length: Length, has_state_first: bool
+) -> None:
+    """A hit on a checkpoint goes on in every stage, so each keeps its windows for it, whichever stage has the states."""
+    assume(length.runs)
+    windows = make_plan(
+        length.page * length.ratio,
+        windows={length.window: 16},
+        chunks={length.stretch: 16},
+        full=16,
+        window_page_tokens=length.page,
+    )
+    states = make_plan(length.page * length.ratio, state=16, full=16, interval=length.interval)
+    stages = (states, windows) if has_state_first else (windows, states)
+    asked = length.asked()
+    sized = size_stages(
+        stages, budget_bytes=10**6, max_running_requests=2, max_context_tokens=length.tokens, **asked
+    )
+    whole = length.plan(make_plan)
+    stage = sized[stages.index(windows)]
+    assert stage.context_demand(length.tokens).units == length.priced(make_plan)[1:]
+    request = {"prompt_tokens": 1, "output_tokens": length.tokens}
+    assert stage.demand(**request).units == request_demand(whole, **request, **asked).units[1:]
+
+
+@pytest.mark.requirement("S4")
+def test_a_grid_that_a_plan_could_not_keep_is_refused(make_plan: MakePlan) -> None:
+    """What planning refuses of a plan with state, sizing refuses where the interval comes with the policy."""
+    policy = ServingPolicy(strategy=CheckpointStrategy.EXTRA_BUFFER, checkpoint_interval=24)
+    asked: dict[str, Any] = {"context_tokens": 64, "chunk_tokens": 64, "policy": policy}
+    with pytest.raises(
+        SizingError, match="page_tokens = 16 does not divide checkpoint_interval = 24: a checkpoint"
+    ):
+        context_demand(make_plan(16, windows={8: 16}), **asked)
+    with pytest.raises(
+        SizingError, match="= 24 and the attention chunk of 16 tokens must divide one another"
+    ):
+        context_demand(make_plan(8, chunks={16: 16}), **asked)
+    with pytest.raises(SizingError, match="checkpoint_interval = 24 and the plan's = 8 differ: one model"):
+        context_demand(make_plan(8, state=16, interval=8), **asked)
+    for senseless in (0, -1, True, 2.5):
+        with pytest.raises(
+            SizingError, match=f"checkpoint_interval must be a positive integer or None, found {senseless!r}"
+        ):
+            attrs.evolve(policy, checkpoint_interval=senseless)

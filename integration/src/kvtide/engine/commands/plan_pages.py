@@ -9,7 +9,7 @@ from typing import Any
 from kvtide.engine.commands.plan_baselines import only
 from kvtide.engine.commands.plan_report import PageSuggestion
 from kvtide.plan import KVLayerDecl, KVStoragePlan, PlanError, page_multiple, plan_kv_storage
-from kvtide.sizing import ServingPolicy, context_demand
+from kvtide.sizing import ServingPolicy, SizingError, context_demand
 
 DEFAULT_PAGE_TOKENS = 16
 """Where compressed entries allow it."""
@@ -71,12 +71,12 @@ def suggest_pages(
         for window in [owner // 2**power for power in range(11) if owner % 2**power == 0]:
             try:
                 plan = plan_kv_storage(layers, page_tokens=owner, window_page_tokens=window)
-            except PlanError:
+                wasted = max(
+                    wasted_share(plan, context_tokens=length, chunk_tokens=chunk_tokens, policy=policy)
+                    for length in lengths
+                )
+            except (PlanError, SizingError):
                 continue
-            wasted = max(
-                wasted_share(plan, context_tokens=length, chunk_tokens=chunk_tokens, policy=policy)
-                for length in lengths
-            )
             tried.append((wasted, owner, window))
             if 100 * wasted <= WASTE_LIMIT_PERCENT:
                 return PageSuggestion(
