@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import xml.etree.ElementTree as ET
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,24 @@ from click.testing import CliRunner, Result
 
 from kvtide.engine.commands.plan import command
 from kvtide.engine.commands.plan_baselines import single_page, static_split_requests
+from kvtide.engine.commands.plan_pages import wasted_share
 from kvtide.engine.commands.plan_report import PageSuggestion
-from kvtide.plan import from_config, lay_out, pack, plan_kv_storage
-from kvtide.sizing import KVDemand
+from kvtide.plan import (
+    ChunkLifetime,
+    DType,
+    KVLayerDecl,
+    KVPart,
+    MLAGeometry,
+    StateGeometry,
+    StateLifetime,
+    TensorDecl,
+    WindowLifetime,
+    from_config,
+    lay_out,
+    pack,
+    plan_kv_storage,
+)
+from kvtide.sizing import CHECKPOINT_RULES, KVDemand, ServingPolicy
 
 HYBRID = {
     "model_type": "qwen3_next",
@@ -240,6 +256,22 @@ def test_pages_that_waste_over_3_percent_are_answered_with_better_ones(files: di
         f"--page-size {better['page_tokens']} --window-page-size {better['window_page_tokens']} would waste"
         in printed
     )
+
+
+@pytest.mark.requirement("P10", "S5")
+def test_what_checkpoints_retain_is_no_waste(files: dict[str, Path]) -> None:
+    """A window behind the latest checkpoint is needed for a hit: pages of one token waste nothing, pages of 16 their rounding."""
+    parts = (
+        KVPart(MLAGeometry(16, 0, DType.UINT8), WindowLifetime(128)),
+        KVPart(MLAGeometry(16, 0, DType.UINT8), ChunkLifetime(512)),
+        KVPart(StateGeometry((TensorDecl("recurrent", (64,), DType.UINT8),)), StateLifetime(1024)),
+    )
+    layers = [KVLayerDecl(layer, (part,)) for layer, part in enumerate(parts)]
+    for strategy, overlap in CHECKPOINT_RULES:
+        asked: dict[str, Any] = {"context_tokens": 3000, "chunk_tokens": 2000}
+        asked["policy"] = ServingPolicy(strategy=strategy, overlap=overlap)
+        assert wasted_share(plan_kv_storage(layers, page_tokens=1), **asked) == 0
+        assert wasted_share(plan_kv_storage(layers, page_tokens=16), **asked) < Fraction(1, 50)
 
 
 @pytest.mark.requirement("S1")

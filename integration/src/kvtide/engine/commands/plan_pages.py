@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
+import attrs
+
 from kvtide.engine.commands.plan_baselines import only
 from kvtide.engine.commands.plan_report import PageSuggestion
 from kvtide.plan import KVLayerDecl, KVStoragePlan, PlanError, page_multiple, plan_kv_storage
@@ -39,13 +41,15 @@ def wasted_share(
         "chunk_tokens": chunk_tokens,
     }
     units = context_demand(plan, **asked, policy=policy).units
+    # A band alone has no state of its own that says where checkpoints lie; what they retain is needed too.
+    alone = attrs.evolve(policy, checkpoint_interval=policy.grid_tokens(plan))
     held, needed = 0, Fraction(0)
     for pool, count in zip(plan.sub_pools, units, strict=True):
         held += count * pool.unit.unit_bytes
         if pool.page_tokens is None:
             needed += count * pool.unit.payload_bytes
             continue
-        (tokens,) = context_demand(only(pool, 1), **asked, policy=policy).units
+        (tokens,) = context_demand(only(pool, 1), **asked, policy=alone).units
         needed += tokens * Fraction(pool.unit.payload_bytes, pool.page_tokens)
     return 1 - needed / held
 
