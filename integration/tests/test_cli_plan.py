@@ -244,6 +244,18 @@ def test_a_missing_file_and_a_directory_are_one_line(tmp_path: Path) -> None:
     assert_one_line(kvtide("plan", tmp_path, "--budget", "1GiB"), "is a directory")
 
 
+@pytest.mark.parametrize("name", ["[bold]c", "[/]", "[/red]", ":smile:", "a[0]", "[link=x]", "\\[b]"])
+def test_a_path_is_printed_as_it_is(tmp_path: Path, name: str) -> None:
+    """Shells and people put brackets and colons in names; none of them is a style, and none is swallowed."""
+    folder = tmp_path / name if "/" in name else tmp_path
+    file = folder / f"{name}.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(HYBRID))
+    result = kvtide("plan", file, "--budget", "40GiB")
+    assert result.exit_code == 0
+    assert f"{file}:" in result.stdout.replace("\n", "")
+
+
 @pytest.mark.parametrize(
     ("options", "part"),
     [
