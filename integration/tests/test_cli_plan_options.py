@@ -174,6 +174,19 @@ def test_a_drafts_layers_join_the_models_bands(files: dict[str, Path]) -> None:
     assert "have recurrent state, and the target has no state band to join" in recurrent
 
 
+@pytest.mark.requirement("P7")
+@pytest.mark.parametrize(
+    "content", ["", "[1]", "{}", '{"model_type": "gpt2"}', '{"model_type": "llama", "num_hidden_layers": 0}']
+)
+def test_what_is_wrong_with_a_draft_says_so(files: dict[str, Path], tmp_path: Path, content: str) -> None:
+    """Two configs are read; a line that names neither sends its reader to the wrong one."""
+    draft = tmp_path / "other.json"
+    draft.write_text(content)
+    assert str(draft) in refusal(files["windowed"], "--draft", draft)
+    missing = tmp_path / "missing.json"
+    assert str(missing) in refusal(files["windowed"], "--draft", missing)
+
+
 @pytest.mark.requirement("S5")
 def test_the_way_of_serving_changes_what_a_request_holds(files: dict[str, Path]) -> None:
     """Tracking slots, the window behind a checkpoint, and chunks that never reach window pages."""

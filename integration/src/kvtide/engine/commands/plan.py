@@ -224,7 +224,12 @@ def ask(
         )
 
     layers = declared(values)
-    draft_layers = () if draft is None else declared(read_config(draft))
+    draft_layers: tuple[KVLayerDecl, ...] = ()
+    if draft is not None:
+        try:
+            draft_layers = declared(read_config(draft))
+        except PlanError as error:
+            raise BadInput(f"--draft {draft}: {error}") from error
     drafted = draft_tokens if draft_tokens is not None else DRAFT_TOKENS if draft is not None else 0
     return CapacityQuestion(
         layers=layers,
