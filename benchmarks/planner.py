@@ -2,7 +2,8 @@
 
     python benchmarks/planner.py FOLDER      a folder of Hugging Face config.json files
 
-The floor of an import is an empty interpreter's; planning has none, so its times stand alone.
+The floor of an import is an empty interpreter's; planning has none, so its times stand alone. Exits with 1 where a model takes
+over 100 ms, or a process that imports a package over 200.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from kvtide.plan import ConfigError, from_config, page_multiple, plan_kv_storage
 from kvtide.sizing import requests_that_fit, size_plan
 
 RUNS = 7
+MODEL_LIMIT_SECONDS = 0.1
+IMPORT_LIMIT_SECONDS = 0.2
 
 
 def process_seconds(code: str) -> float:
@@ -54,15 +57,24 @@ def main(arguments: list[str]) -> int:
         print("usage: planner.py FOLDER", file=sys.stderr)
         return 2
     floor = process_seconds("")
+    slow: list[str] = []
     for package in ("kvtide.plan", "kvtide.sizing"):
         took = process_seconds(f"import {package}")
+        if took > IMPORT_LIMIT_SECONDS:
+            slow.append(f"import {package}")
         print(f"{took * 1e3:8.1f} ms  a process that imports {package} ({took / floor:.1f} x an empty one)")
     for path in sorted(Path(arguments[0]).glob("*.json")):
         try:
-            print(f"{planning_seconds(json.loads(path.read_text())) * 1e3:8.1f} ms  {path.stem}")
+            took = planning_seconds(json.loads(path.read_text()))
         except ConfigError as error:
             print(f"       -     {path.stem}: {error}")
-    return 0
+            continue
+        print(f"{took * 1e3:8.1f} ms  {path.stem}")
+        if took > MODEL_LIMIT_SECONDS:
+            slow.append(path.stem)
+    if slow:
+        print(f"over the limit: {', '.join(slow)}", file=sys.stderr)
+    return 1 if slow else 0
 
 
 if __name__ == "__main__":

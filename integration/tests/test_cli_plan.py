@@ -184,6 +184,10 @@ def test_a_request_longer_than_allowed_is_shown_as_such(config_file: Path) -> No
         ("1TB", 10**12),
         ("5000000000", 5 * 10**9),
         ("5000000000B", 5 * 10**9),
+        ("1." + "0" * 5000 + "1TiB", 2**40),
+        ("0" * 5000 + "1TiB", 2**40),
+        ("123456789012.000000000001KB", 123456789012000),
+        ("70368744177664.9", 2**46),
     ],
 )
 def test_budgets_are_read_to_the_byte(config_file: Path, text: str, byte_count: int) -> None:
@@ -198,6 +202,16 @@ def test_budgets_are_read_to_the_byte(config_file: Path, text: str, byte_count: 
 def test_a_zero_negative_or_wordy_budget_is_one_line(config_file: Path, text: str) -> None:
     """The line repeats what was given, since it may come out of somebody's script."""
     assert_one_line(kvtide("plan", config_file, "--budget", text), "--budget must be", f"found {text!r}")
+
+
+@pytest.mark.parametrize(
+    "text", ["9" * 5000, "9" * 5000 + "TiB", "9999999999999999TiB", "1024.0001TiB", "1125899906842625"]
+)
+def test_a_budget_beyond_any_rank_is_one_line(config_file: Path, text: str) -> None:
+    """A slip of the unit, or of a script: said by the option's name, and in no more characters than it takes."""
+    result = kvtide("plan", config_file, "--budget", text)
+    assert_one_line(result, "--budget must be at most 1024TiB, found '" + text[:16])
+    assert len(result.stderr) < 150
 
 
 @pytest.mark.requirement("S2")
@@ -224,6 +238,10 @@ def test_a_budget_below_the_floor_lists_the_terms_in_one_line(config_file: Path)
             "num_hidden_layers must be a positive integer, found 0",
         ),
         (
+            json.dumps(HYBRID | {"max_position_embeddings": 10**30}).encode(),
+            "max_position_embeddings must be at most 1099511627776, found 1000000000000000000000000000000; or give --max-len",
+        ),
+        (
             json.dumps(HYBRID | {"max_position_embeddings": "long"}).encode(),
             "max_position_embeddings must be a positive integer, found 'long'",
         ),
@@ -244,6 +262,18 @@ def test_a_missing_file_and_a_directory_are_one_line(tmp_path: Path) -> None:
     assert_one_line(kvtide("plan", tmp_path, "--budget", "1GiB"), "is a directory")
 
 
+@pytest.mark.parametrize("name", ["[bold]c", "[/]", "[/red]", ":smile:", "a[0]", "[link=x]", "\\[b]"])
+def test_a_path_is_printed_as_it_is(tmp_path: Path, name: str) -> None:
+    """Shells and people put brackets and colons in names; none of them is a style, and none is swallowed."""
+    folder = tmp_path / name if "/" in name else tmp_path
+    file = folder / f"{name}.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(HYBRID))
+    result = kvtide("plan", file, "--budget", "40GiB")
+    assert result.exit_code == 0
+    assert f"{file}:" in result.stdout.replace("\n", "")
+
+
 @pytest.mark.parametrize(
     ("options", "part"),
     [
@@ -253,6 +283,22 @@ def test_a_missing_file_and_a_directory_are_one_line(tmp_path: Path) -> None:
         (["--chunk", "0"], "--chunk"),
         (["--kv-dtype", "fp7"], "--kv-dtype"),
         (["--nonsense"], "--nonsense"),
+        (["--json", "--explain"], "--explain prints text, --json one document"),
+        *[
+            ([option, value], f"Invalid value for '{option}': ")
+            for option in (
+                "--tp",
+                "--pp",
+                "--page-size",
+                "--window-page-size",
+                "--draft-tokens",
+                "--max-running",
+                "--max-len",
+                "--chunk",
+                "--checkpoint-interval",
+            )
+            for value in (str(2**40 + 1), "9" * 5000)
+        ],
         (["--page-size", "1000000000000"], "missing "),
     ],
 )

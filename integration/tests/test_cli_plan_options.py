@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import xml.etree.ElementTree as ET
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,24 @@ from click.testing import CliRunner, Result
 
 from kvtide.engine.commands.plan import command
 from kvtide.engine.commands.plan_baselines import single_page, static_split_requests
+from kvtide.engine.commands.plan_pages import wasted_share
 from kvtide.engine.commands.plan_report import PageSuggestion
-from kvtide.plan import from_config, lay_out, pack, plan_kv_storage
-from kvtide.sizing import KVDemand
+from kvtide.plan import (
+    ChunkLifetime,
+    DType,
+    KVLayerDecl,
+    KVPart,
+    MLAGeometry,
+    StateGeometry,
+    StateLifetime,
+    TensorDecl,
+    WindowLifetime,
+    from_config,
+    lay_out,
+    pack,
+    plan_kv_storage,
+)
+from kvtide.sizing import CHECKPOINT_RULES, KVDemand, ServingPolicy
 
 HYBRID = {
     "model_type": "qwen3_next",
@@ -45,12 +61,25 @@ LATENT = {
     "kv_lora_rank": 512,
     "qk_rope_head_dim": 64,
 }
+STATELESS_FIRST = {
+    "model_type": "deepseek_v4",
+    "num_hidden_layers": 3,
+    "head_dim": 512,
+    "qk_rope_head_dim": 64,
+    "compress_ratios": [0, 0, 128],
+}
 
 
 @pytest.fixture
 def files(tmp_path: Path) -> dict[str, Path]:
     """Config files by name."""
-    named = {"hybrid": HYBRID, "windowed": WINDOWED, "draft": DRAFT, "latent": LATENT}
+    named = {
+        "stateless first": STATELESS_FIRST,
+        "hybrid": HYBRID,
+        "windowed": WINDOWED,
+        "draft": DRAFT,
+        "latent": LATENT,
+    }
     for name, config in named.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(config))
     return {name: tmp_path / f"{name}.json" for name in named}
@@ -102,6 +131,17 @@ def test_stages_are_listed_and_the_least_of_them_counts(files: dict[str, Path]) 
     assert "pp_size = 49 is more than the 48 layers" in refusal(files["hybrid"], "--pp", 49)
 
 
+@pytest.mark.requirement("S4", "S5")
+def test_a_stage_of_windows_alone_is_priced_with_the_others_checkpoints(files: dict[str, Path]) -> None:
+    """DeepSeek V4 in 2 stages: the first has windows alone, and a hit on a state of the other needs its windows too."""
+    serving = ("--strategy", "extra_buffer", "--checkpoint-interval", 2048)
+    found = document(files["stateless first"], "--pp", 2, *serving)
+    assert found["checkpoint_interval"] == 2048
+    assert found["stage"] == 0
+    # 127 tokens behind a checkpoint and 2,047 past it, or a chunk of 2,048 past it: 17 pages of 128.
+    assert [context["units"]["window-128"] for context in found["contexts"]] == [8, 17, 17]
+
+
 @pytest.mark.requirement("P10")
 def test_windows_may_have_smaller_pages(files: dict[str, Path]) -> None:
     """A window of 128 tokens in pages of 256 holds twice what it needs; in pages of 16 it does not."""
@@ -132,6 +172,19 @@ def test_a_drafts_layers_join_the_models_bands(files: dict[str, Path]) -> None:
     assert "the draft's layers are [61, 62]" in mixed
     recurrent = refusal(files["windowed"], "--draft", files["hybrid"])
     assert "have recurrent state, and the target has no state band to join" in recurrent
+
+
+@pytest.mark.requirement("P7")
+@pytest.mark.parametrize(
+    "content", ["", "[1]", "{}", '{"model_type": "gpt2"}', '{"model_type": "llama", "num_hidden_layers": 0}']
+)
+def test_what_is_wrong_with_a_draft_says_so(files: dict[str, Path], tmp_path: Path, content: str) -> None:
+    """Two configs are read; a line that names neither sends its reader to the wrong one."""
+    draft = tmp_path / "other.json"
+    draft.write_text(content)
+    assert str(draft) in refusal(files["windowed"], "--draft", draft)
+    missing = tmp_path / "missing.json"
+    assert str(missing) in refusal(files["windowed"], "--draft", missing)
 
 
 @pytest.mark.requirement("S5")
@@ -216,6 +269,22 @@ def test_pages_that_waste_over_3_percent_are_answered_with_better_ones(files: di
         f"--page-size {better['page_tokens']} --window-page-size {better['window_page_tokens']} would waste"
         in printed
     )
+
+
+@pytest.mark.requirement("P10", "S5")
+def test_what_checkpoints_retain_is_no_waste(files: dict[str, Path]) -> None:
+    """A window behind the latest checkpoint is needed for a hit: pages of one token waste nothing, pages of 16 their rounding."""
+    parts = (
+        KVPart(MLAGeometry(16, 0, DType.UINT8), WindowLifetime(128)),
+        KVPart(MLAGeometry(16, 0, DType.UINT8), ChunkLifetime(512)),
+        KVPart(StateGeometry((TensorDecl("recurrent", (64,), DType.UINT8),)), StateLifetime(1024)),
+    )
+    layers = [KVLayerDecl(layer, (part,)) for layer, part in enumerate(parts)]
+    for strategy, overlap in CHECKPOINT_RULES:
+        asked: dict[str, Any] = {"context_tokens": 3000, "chunk_tokens": 2000}
+        asked["policy"] = ServingPolicy(strategy=strategy, overlap=overlap)
+        assert wasted_share(plan_kv_storage(layers, page_tokens=1), **asked) == 0
+        assert wasted_share(plan_kv_storage(layers, page_tokens=16), **asked) < Fraction(1, 50)
 
 
 @pytest.mark.requirement("S1")

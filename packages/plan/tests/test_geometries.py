@@ -239,6 +239,28 @@ def test_a_compressed_chain_has_one_entry_for_its_stride_and_a_page_of_whole_ent
     ]
 
 
+@pytest.mark.requirement("P6", "P7")
+@pytest.mark.parametrize(("sparse", "heavy"), [(4, 128), (8, 64), (2, 256)])
+def test_the_rates_a_config_names_reach_both_chains_and_both_tails(sparse: int, heavy: int) -> None:
+    """DeepSeek V4's older and newer spelling of one rate are one model: entries, tails and least page follow it alike."""
+    older = {**DEEPSEEK_V4_FLASH, "compress_rate_csa": sparse, "compress_rate_hca": heavy}
+    older["compress_ratios"] = [{4: sparse, 128: heavy}.get(one, one) for one in older["compress_ratios"]]
+    newer = {
+        **{key: value for key, value in older.items() if not key.startswith("compress_rate_")},
+        "compress_rates": {"compressed_sparse_attention": sparse, "heavily_compressed_attention": heavy},
+    }
+    decls = from_config(newer)
+    assert decls == from_config(older)
+    _, sparse_chain, sparse_tail = decls[2].parts
+    _, heavy_chain, heavy_tail = decls[3].parts
+    for chain, rate in ((sparse_chain, sparse), (heavy_chain, heavy)):
+        assert {tensor.tokens_per_entry for tensor in chain.geometry.tensors()} == {rate}
+    tails = {t.name: t.shape for part in (sparse_tail, heavy_tail) for t in part.geometry.tensors()}
+    assert tails["row_closed"] == (2, sparse, 512)
+    assert tails["row_open"] == (2, heavy - 1, 512)
+    assert page_multiple(decls) == heavy
+
+
 @pytest.mark.requirement("P6")
 @pytest.mark.parametrize("page_tokens", [1, 16, 64, 130, 192])
 def test_a_page_that_would_cut_a_compressed_entry_is_refused(page_tokens: int) -> None:

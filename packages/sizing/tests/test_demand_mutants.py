@@ -1,7 +1,7 @@
 """Every term of the demand counts: drop any one, and some life holds more, or a price is too high (S5).
 
 The arithmetic is read as a syntax tree. A *mutant* is the same arithmetic with one term dropped from a sum, difference or
-product, one argument from a `max` or `min`, one rounding left out, or one condition decided beforehand. Each must disagree
+product, one argument from a `max` or `min`, one element from a set, one rounding left out, or one condition decided beforehand. Each must disagree
 with lives lived token by token, or with a figure worked out by hand. A term that no mutant's test missed would be a term too
 many.
 """
@@ -44,7 +44,11 @@ DEMAND_FUNCTIONS = {
     "_pages",
     "_prefill_pages",
     "_chunk_pages",
+    "_aligned_chunk",
+    "_begin_of_chunks",
     "_decode_pages",
+    "_first_decode_pages",
+    "_pages_before_a_chunk",
 }
 
 CASE_COUNT = 2500
@@ -63,6 +67,9 @@ def replacements(node: ast.AST) -> Iterator[ast.AST]:
                 yield others[0] if len(others) == 1 else ast.Call(node.func, others, node.keywords)
         case ast.Call(func=ast.Name(id="round_up"), args=arguments):
             yield arguments[0]
+        case ast.Set(elts=elements):
+            for place in range(len(elements)):
+                yield ast.Set([one for index, one in enumerate(elements) if index != place])
         case ast.IfExp(body=body, orelse=orelse):
             yield from (body, orelse)
         case ast.If(body=body, orelse=orelse):

@@ -221,6 +221,57 @@ def test_a_chunk_that_reads_activations_leaves_tails_only(make_plan: MakePlan) -
 
 
 @pytest.mark.requirement("S5")
+@EVERY_LIFE
+@given(
+    case=CASES.map(lambda case: attrs.evolve(case, reads=ChunkReads.ACTIVATIONS)),
+    prompt=st.integers(1, 3000),
+    output=st.sampled_from([1, 2, 3, 100]),
+    chunk=st.integers(16, 2000),
+)
+def test_where_chunks_read_activations_no_price_grows_with_the_chunk(
+    make_plan: MakePlan, case: Case, prompt: int, output: int, chunk: int
+) -> None:
+    """What was kept before a chunk, a tail for each forward in flight, and what decoding writes: never the chunk itself.
+
+    Overlap and a first decode forward on top of the last chunk included; the tail is as long as what a query may read behind
+    the latest checkpoint.
+    """
+    case = attrs.evolve(case, prompt=prompt, output=output, chunk=chunk, purpose=DemandPurpose.CEILING)
+    assume_it_runs(case)
+    demand = case.demand(make_plan)
+    floor = case.interval - 1 if case.strategy in ON_GRID else 0
+    in_flight = 2 if case.overlap else 1
+    written = in_flight * (1 + case.draft)
+    for name, read in (("window", case.window - 1), ("chunk", case.attention_chunk - 1)):
+        tail = (read + floor + 2 * case.page - 2) // case.page
+        while_prefilling = (1 + in_flight) * tail
+        while_decoding = in_flight * tail + -(-written // case.page) + 1
+        assert demand[name] <= max(while_prefilling, while_decoding)
+
+
+@pytest.mark.requirement("S5")
+@pytest.mark.parametrize(
+    ("window", "page", "counts", "pages"),
+    [
+        (64, 4, {"chunk_tokens": 256, "prompt_tokens": 1024}, 51),
+        (128, 16, {"chunk_tokens": 2048, "prompt_tokens": 8192}, 27),
+    ],
+)
+def test_a_second_token_costs_no_chunk_that_was_never_in_pages(
+    make_plan: MakePlan, window: int, page: int, counts: dict[str, Any], pages: int
+) -> None:
+    """By hand, with overlap: the window before a chunk and two tails, pages of 4: 3 × 17; of 16: 3 × 9.
+
+    Once more than a token is generated, a decode forward runs on top of the last chunk, of which only the tail is in pages.
+    """
+    plan = make_plan(page, windows={window: 16}, full=16)
+    policy = ServingPolicy(chunk_reads=ChunkReads.ACTIVATIONS, overlap=True)
+    for output in (1, 2, 100):
+        demand = request_demand(plan, **counts, output_tokens=output, policy=policy)
+        assert demand.units[0] == pages
+
+
+@pytest.mark.requirement("S5")
 def test_a_finished_attention_chunk_is_not_paid_for_twice(make_plan: MakePlan) -> None:
     """Llama 4 by hand: 8,191 tokens of a stretch and a prefill chunk of 512 on top of them, 544 pages of 16 tokens."""
     plan = make_plan(16, chunks={8192: 16}, full=16)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from kvtide.plan import ArenaLayout, KVStoragePlan, lay_out, pack
 from kvtide.sizing import (
     CheckpointStrategy,
+    ChunkReads,
     KVDemand,
     ServingPolicy,
     SizedPlan,
@@ -132,6 +133,10 @@ POLICIES = st.sampled_from(
         ServingPolicy(strategy=CheckpointStrategy.NO_BUFFER),
         ServingPolicy(overlap=True),
         ServingPolicy(draft_tokens=2),
+        ServingPolicy(overlap=True, draft_tokens=3),
+        ServingPolicy(overlap=True, draft_tokens=1, chunk_reads=ChunkReads.ACTIVATIONS),
+        ServingPolicy(strategy=CheckpointStrategy.EXTRA_BUFFER),
+        ServingPolicy(strategy=CheckpointStrategy.EXTRA_BUFFER_LAZY, overlap=True, draft_tokens=1),
     ]
 )
 
@@ -147,6 +152,7 @@ POLICIES = st.sampled_from(
             "state": st.none() | st.integers(1, 6) | st.fractions(Fraction(1, 10), 1, max_denominator=10),
             "policy": POLICIES,
             "ratio": st.sampled_from([1, 1, 2]),
+            "stretch_pages": st.sampled_from([0, 0, 1, 2, 4]),
         }
     ),
 )
@@ -164,7 +170,9 @@ def test_targets_are_the_best_of_all_that_pack(
         small * ratio,
         state=shape["state"],
         windows=shape["windows"],
+        chunks={small * ratio * asked["stretch_pages"]: 20} if asked["stretch_pages"] else None,
         full=shape["full"],
+        interval=small * ratio if shape["state"] else None,
         window_page_tokens=small,
     )
     given_state = {"state_slots": state} if isinstance(state, int) else {"state_share": state}
@@ -201,7 +209,9 @@ def test_targets_are_the_best_of_all_that_pack(
         slots = max([count for count in wanted if packs(count, 1)], default=each)
     most = max([pages for pages in range(budget_bytes // 16 + 1) if packs(slots, pages)]) if plan.owner else 0
     assert tuple(target.unit_count for target in sized.targets) == targets(slots, most)
-    smallest = request_demand(plan, prompt_tokens=1, output_tokens=1, chunk_tokens=1, policy=policy).units
+    smallest = request_demand(
+        plan, prompt_tokens=1, output_tokens=1, chunk_tokens=limits["chunk_tokens"], policy=policy
+    ).units
     together = [count for count in range(rows + 1) if pack(sized.layout, [count * u for u in smallest])]
     assert sized.concurrency == max(together)
     for target, pool in zip(sized.targets, plan.sub_pools, strict=True):

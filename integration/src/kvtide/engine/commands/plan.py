@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 from typing import IO, Any
 
@@ -44,6 +44,21 @@ BYTE_UNITS = {
 }
 """Suffixes of `--budget`, in any case."""
 
+MOST_BUDGET_BYTES = 2**50
+"""A pebibyte: more than any rank has, and little enough for every figure derived from it to be printed."""
+
+MOST_TOKENS = 2**40
+"""Of a length, a page, a chunk, and of rows and ranks."""
+
+MOST_DRAFT_TOKENS = 2**12
+"""Drafted a step: more than any tree of drafts."""
+
+SHOWN_CHARACTERS = 40
+"""Of a senseless value, in an error; the rest says no more."""
+
+COUNT = click.IntRange(min=1, max=MOST_TOKENS)
+"""What most options are."""
+
 DRAFT_TOKENS = 3
 """Tokens drafted a step where a draft is given and nothing else is said."""
 
@@ -61,13 +76,24 @@ class BadInput(click.UsageError):
 
 def parse_budget(_ctx: click.Context, _param: click.Parameter, value: str) -> int:
     """Bytes of `40GiB`, `40GB`, `512MiB`, `1.5GiB` or plain digits, rounded down."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([a-z]*)", value.strip().lower(), re.ASCII)
-    if found is None or found[2] not in BYTE_UNITS:
-        raise BadInput(f"--budget must be a size such as 40GiB, 40GB, 512MiB or plain bytes, found {value!r}")
-    byte_count = int(Decimal(found[1]) * BYTE_UNITS[found[2]])
-    if byte_count == 0:
-        raise BadInput(f"--budget must be at least one byte, found {value!r}")
-    return byte_count
+    found = re.fullmatch(r"(\d+)(?:\.(\d+))? ?([a-z]*)", value.strip().lower(), re.ASCII)
+    if found is None or found[3] not in BYTE_UNITS:
+        raise BadInput(
+            f"--budget must be a size such as 40GiB, 40GB, 512MiB or plain bytes, found {_shortened(value)}"
+        )
+    whole, part = found[1].lstrip("0"), (found[2] or "")[:SHOWN_CHARACTERS]
+    if len(whole) <= SHOWN_CHARACTERS:
+        byte_count = int(Fraction(f"{whole or 0}.{part or 0}") * BYTE_UNITS[found[3]])
+        if byte_count == 0:
+            raise BadInput(f"--budget must be at least one byte, found {_shortened(value)}")
+        if byte_count <= MOST_BUDGET_BYTES:
+            return byte_count
+    raise BadInput(f"--budget must be at most {MOST_BUDGET_BYTES // 2**40}TiB, found {_shortened(value)}")
+
+
+def _shortened(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}… ({len(text)} characters)"
 
 
 @click.command(name="plan", context_settings={"help_option_names": ["-h", "--help"]})
@@ -79,16 +105,16 @@ def parse_budget(_ctx: click.Context, _param: click.Parameter, value: str) -> in
     callback=parse_budget,
     help="Bytes of one rank for the arena and its tables: 40GiB.",
 )
-@click.option("--tp", type=click.IntRange(min=1), default=1, show_default=True, help="Tensor-parallel ranks.")
-@click.option("--pp", type=click.IntRange(min=1), default=1, show_default=True, help="Pipeline stages.")
+@click.option("--tp", type=COUNT, default=1, show_default=True, help="Tensor-parallel ranks.")
+@click.option("--pp", type=COUNT, default=1, show_default=True, help="Pipeline stages.")
 @click.option(
     "--page-size",
-    type=click.IntRange(min=1),
+    type=COUNT,
     help="Tokens a page.  [default: 16, or the least that holds whole compressed entries]",
 )
 @click.option(
     "--window-page-size",
-    type=click.IntRange(min=1),
+    type=COUNT,
     help="Tokens a page of windows and chunks; must divide --page-size.  [default: --page-size]",
 )
 @click.option(
@@ -106,24 +132,22 @@ def parse_budget(_ctx: click.Context, _param: click.Parameter, value: str) -> in
 )
 @click.option(
     "--draft-tokens",
-    type=click.IntRange(min=0),
+    type=click.IntRange(min=0, max=MOST_DRAFT_TOKENS),
     help=f"Tokens drafted a step.  [default: {DRAFT_TOKENS} with --draft]",
 )
 @click.option(
     "--max-running",
-    type=click.IntRange(min=1),
+    type=COUNT,
     default=256,
     show_default=True,
     help="Requests that run at once at most: rows of the request table.",
 )
 @click.option(
     "--max-len",
-    type=click.IntRange(min=1),
+    type=COUNT,
     help="Tokens of the longest request.  [default: the model's, at least 65536]",
 )
-@click.option(
-    "--chunk", type=click.IntRange(min=1), default=2048, show_default=True, help="Tokens of a prefill chunk."
-)
+@click.option("--chunk", type=COUNT, default=2048, show_default=True, help="Tokens of a prefill chunk.")
 @click.option(
     "--chunk-reads",
     type=click.Choice([reads.value for reads in ChunkReads]),
@@ -138,7 +162,7 @@ def parse_budget(_ctx: click.Context, _param: click.Parameter, value: str) -> in
     show_default=True,
     help="How a prefix tree keeps recurrent states.",
 )
-@click.option("--checkpoint-interval", type=click.IntRange(min=1), help="Tokens between kept states.")
+@click.option("--checkpoint-interval", type=COUNT, help="Tokens between kept states.")
 @click.option("--overlap", is_flag=True, help="A forward is launched before the last one is processed.")
 @click.option("--explain", "with_arithmetic", is_flag=True, help="Print the arithmetic behind the figures.")
 @click.option(
@@ -149,6 +173,8 @@ def parse_budget(_ctx: click.Context, _param: click.Parameter, value: str) -> in
 )
 def command(*, config: Path, as_json: bool, with_arithmetic: bool, plot: Path | None, **options: Any) -> None:
     """Print what the model of CONFIG (a Hugging Face config.json) keeps in memory, and what fits in a budget."""
+    if as_json and with_arithmetic:
+        raise BadInput("--explain prints text, --json one document: give one of them")
     values = read_config(config)
     try:
         question = ask(values, **options)
@@ -198,7 +224,12 @@ def ask(
         )
 
     layers = declared(values)
-    draft_layers = () if draft is None else declared(read_config(draft))
+    draft_layers: tuple[KVLayerDecl, ...] = ()
+    if draft is not None:
+        try:
+            draft_layers = declared(read_config(draft))
+        except PlanError as error:
+            raise BadInput(f"--draft {draft}: {error}") from error
     drafted = draft_tokens if draft_tokens is not None else DRAFT_TOKENS if draft is not None else 0
     return CapacityQuestion(
         layers=layers,
@@ -274,5 +305,9 @@ def _longest_context(values: Mapping[str, Any]) -> int:
     if own is not None and (isinstance(own, bool) or not isinstance(own, int) or own < 1):
         raise BadInput(
             f"max_position_embeddings must be a positive integer, found {own!r}; or give --max-len"
+        )
+    if own is not None and own > MOST_TOKENS:
+        raise BadInput(
+            f"max_position_embeddings must be at most {MOST_TOKENS}, found {_shortened(own)}; or give --max-len"
         )
     return max(own or 0, *CONTEXT_TOKENS)

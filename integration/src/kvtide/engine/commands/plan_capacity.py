@@ -74,9 +74,10 @@ def capacity_report(question: CapacityQuestion) -> CapacityReport:
     suggestion = None
     if wasted > WASTE_LIMIT_PERCENT:
         suggestion = suggest_pages(
-            stages[stage], CONTEXT_TOKENS, chunk_tokens=question.chunk_tokens, policy=question.policy
+            stages[stage], CONTEXT_TOKENS, chunk_tokens=question.chunk_tokens, policy=sized.policy
         )
     policy = question.policy
+    intervals = [one.checkpoint_interval for one in plans if one.checkpoint_interval is not None]
     return CapacityReport(
         model_type=question.model_type,
         layer_count=len(question.layers),
@@ -103,7 +104,7 @@ def capacity_report(question: CapacityQuestion) -> CapacityReport:
         chunk_tokens=question.chunk_tokens,
         chunk_reads=policy.chunk_reads.value,
         strategy=policy.strategy.value,
-        checkpoint_interval=plan.checkpoint_interval,
+        checkpoint_interval=next(iter(intervals), None),
         overlap=policy.overlap,
         draft_layers=len(question.draft),
         draft_tokens=policy.draft_tokens,
@@ -161,7 +162,7 @@ def held_by_policies(question: CapacityQuestion, sized: SizedPlan, tokens: int) 
             sized.layout.arena_bytes,
             context_tokens=tokens,
             chunk_tokens=question.chunk_tokens,
-            policy=question.policy,
+            policy=sized.policy,
         ),
     )
 
@@ -213,7 +214,7 @@ def _context(
     byte_counts = {pool.name: units[pool.name] * pool.unit.unit_bytes for pool in sized.plan.sub_pools}
     others = [held_by_policies(question, one, tokens) for one in sized_stages]
     wasted = wasted_share(
-        sized.plan, context_tokens=tokens, chunk_tokens=question.chunk_tokens, policy=question.policy
+        sized.plan, context_tokens=tokens, chunk_tokens=question.chunk_tokens, policy=sized.policy
     )
     within = tokens <= question.max_context_tokens
     return ContextReport(

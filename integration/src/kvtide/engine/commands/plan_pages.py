@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
+import attrs
+
 from kvtide.engine.commands.plan_baselines import only
 from kvtide.engine.commands.plan_report import PageSuggestion
 from kvtide.plan import KVLayerDecl, KVStoragePlan, PlanError, page_multiple, plan_kv_storage
-from kvtide.sizing import ServingPolicy, context_demand
+from kvtide.sizing import ServingPolicy, SizingError, context_demand
 
 DEFAULT_PAGE_TOKENS = 16
 """Where compressed entries allow it."""
@@ -39,13 +41,15 @@ def wasted_share(
         "chunk_tokens": chunk_tokens,
     }
     units = context_demand(plan, **asked, policy=policy).units
+    # A band alone has no state of its own that says where checkpoints lie; what they retain is needed too.
+    alone = attrs.evolve(policy, checkpoint_interval=policy.grid_tokens(plan))
     held, needed = 0, Fraction(0)
     for pool, count in zip(plan.sub_pools, units, strict=True):
         held += count * pool.unit.unit_bytes
         if pool.page_tokens is None:
             needed += count * pool.unit.payload_bytes
             continue
-        (tokens,) = context_demand(only(pool, 1), **asked, policy=policy).units
+        (tokens,) = context_demand(only(pool, 1), **asked, policy=alone).units
         needed += tokens * Fraction(pool.unit.payload_bytes, pool.page_tokens)
     return 1 - needed / held
 
@@ -71,12 +75,12 @@ def suggest_pages(
         for window in [owner // 2**power for power in range(11) if owner % 2**power == 0]:
             try:
                 plan = plan_kv_storage(layers, page_tokens=owner, window_page_tokens=window)
-            except PlanError:
+                wasted = max(
+                    wasted_share(plan, context_tokens=length, chunk_tokens=chunk_tokens, policy=policy)
+                    for length in lengths
+                )
+            except (PlanError, SizingError):
                 continue
-            wasted = max(
-                wasted_share(plan, context_tokens=length, chunk_tokens=chunk_tokens, policy=policy)
-                for length in lengths
-            )
             tried.append((wasted, owner, window))
             if 100 * wasted <= WASTE_LIMIT_PERCENT:
                 return PageSuggestion(

@@ -15,9 +15,10 @@ PLAIN_WIDTH = 110
 
 def print_tables(report: CapacityReport, config: Path) -> None:
     """The report for people."""
-    console = Console(highlight=False)
+    # A path is printed as it is, whatever brackets and colons it holds.
+    console = Console(highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
-        console = Console(highlight=False, width=PLAIN_WIDTH)
+        console = Console(highlight=False, markup=False, emoji=False, width=PLAIN_WIDTH)
     kv_dtypes = " and ".join(report.kv_dtypes) or "no attention"
     beside = sum(term.byte_count for term in report.fixed if not term.in_arena)
     console.print(f"{config}: {report.model_type}, {report.layer_count} layers, {kv_dtypes}", style="bold")

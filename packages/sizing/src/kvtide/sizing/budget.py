@@ -24,11 +24,11 @@ from fractions import Fraction
 import attrs
 
 from kvtide.plan import ArenaLayout, KVStoragePlan, lay_out, pack
+from kvtide.sizing.bisection import last_that
 from kvtide.sizing.demand import DEFAULT_POLICY, context_demand, request_demand
 from kvtide.sizing.errors import SizingError
 from kvtide.sizing.fitting import (
     ID_BYTES,
-    last_that,
     mirror_lengths,
     prefix_bytes,
     requests_that_fit,
@@ -142,9 +142,11 @@ def size_stages(
 ) -> tuple[SizedPlan, ...]:
     """`size_plan` for each stage of a pipeline, each with a budget of its own, at the least concurrency among them (S4).
 
-    Every stage runs the same requests, so rows for more than the smallest stage can ever hold would never be used. Raises what
-    `size_plan` raises, for the first stage it concerns.
+    Every stage runs the same requests, so rows for more than the smallest stage can ever hold would never be used. Their windows
+    are retained for the same checkpoints too: a stage without state gets the interval of those with state in its policy.
+    Raises what `size_plan` raises, for the first stage it concerns.
     """
+    policy = _pipeline_policy(plans, policy)
 
     def sizes(running: int) -> tuple[SizedPlan, ...]:
         return tuple(
@@ -163,6 +165,14 @@ def size_stages(
         )
 
     return sizes(min(sized.concurrency for sized in sizes(max_running_requests)))
+
+
+def _pipeline_policy(plans: Sequence[KVStoragePlan], policy: ServingPolicy) -> ServingPolicy:
+    """The policy with the interval at which any stage keeps states."""
+    intervals = [plan.checkpoint_interval for plan in plans if plan.checkpoint_interval is not None]
+    if not intervals or policy.checkpoint_interval is not None:
+        return policy
+    return attrs.evolve(policy, checkpoint_interval=intervals[0])
 
 
 @attrs.frozen(kw_only=True)

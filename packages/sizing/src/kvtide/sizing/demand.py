@@ -19,11 +19,12 @@ chunk and a tail for each forward in flight, or what chunks in pages would hold,
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import attrs
 
 from kvtide.plan import KVStoragePlan, SubPool
+from kvtide.sizing.bisection import last_that
 from kvtide.sizing.errors import SizingError
 from kvtide.sizing.held import HeldBand, round_up
 from kvtide.sizing.policy import ChunkReads, ServingPolicy
@@ -112,18 +113,8 @@ def request_demand(
             page's end and on the grid; the policy keeps checkpoints and the plan has none, or a chunk is shorter than their
             interval, so that none could be taken.
     """
-    for name, value in (
-        ("prompt_tokens", prompt_tokens),
-        ("output_tokens", output_tokens),
-        ("chunk_tokens", chunk_tokens),
-    ):
-        if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
-            raise SizingError(f"{name} must be a positive integer, found {value!r}")
-    grid = policy.grid_tokens(plan)
-    if grid is not None and chunk_tokens < grid:
-        raise SizingError(
-            f"chunk_tokens = {chunk_tokens} is below checkpoint_interval = {grid}: no chunk would reach a checkpoint"
-        )
+    _check_positive(prompt_tokens=prompt_tokens, output_tokens=output_tokens, chunk_tokens=chunk_tokens)
+    grid = _checked_grid(plan, chunk_tokens, policy)
     _check_cached(cached_tokens, prompt_tokens, grid or 1, plan.page_tokens)
     rule = DEMAND_RULES[purpose]
     life = _Life(
@@ -137,31 +128,94 @@ def request_demand(
     )
     loaded = rule.loaded_slots if cached_tokens else 0
     return KVDemand(
-        tuple(
-            loaded + _state_slots(life) if pool.page_tokens is None else _pages(pool, pool.page_tokens, life)
-            for pool in plan.sub_pools
-        )
+        tuple(_units(pool, life) + (loaded if pool.page_tokens is None else 0) for pool in plan.sub_pools)
     )
 
 
 def context_demand(
     plan: KVStoragePlan, *, context_tokens: int, chunk_tokens: int, policy: ServingPolicy = DEFAULT_POLICY
 ) -> KVDemand:
-    """What a request that writes `context_tokens` holds at most of each band, whether they are prompt or output.
+    """What a request that writes `context_tokens` holds at most of each band, over every split into prompt and output.
 
-    All prompt has the largest chunks, all but one output the most decoding, and all but the last prompt both in a row.
+    The worst split of one band need not be that of another. Raises what `request_demand` raises.
     """
-    demands = [
-        request_demand(
-            plan,
-            prompt_tokens=prompt_tokens,
-            output_tokens=context_tokens - prompt_tokens + 1,
-            chunk_tokens=chunk_tokens,
-            policy=policy,
-        ).units
-        for prompt_tokens in {1, max(1, context_tokens - 1), max(1, context_tokens)}
-    ]
-    return KVDemand(tuple(max(counts) for counts in zip(*demands, strict=True)))
+    _check_positive(context_tokens=context_tokens, chunk_tokens=chunk_tokens)
+    longest = _Life(
+        begin=0,
+        first=0,
+        prompt=context_tokens,
+        output=1,
+        chunk=chunk_tokens,
+        grid=_checked_grid(plan, chunk_tokens, policy),
+        policy=policy,
+    )
+    return KVDemand(
+        tuple(
+            max(
+                _units(pool, attrs.evolve(longest, prompt=prompt, output=context_tokens - prompt + 1))
+                for prompt in _worst_prompts(pool, longest)
+            )
+            for pool in plan.sub_pools
+        )
+    )
+
+
+def _worst_prompts(pool: SubPool, longest: _Life) -> set[int]:
+    """Prompts among which is the worst for `pool`, of all those that `longest`, which is all prompt, could be split into.
+
+    Prefill counts every prompt up to the whole length N, decoding those below N, which leave it a forward.
+
+    - What a prompt p holds depends on p by terms that never fall as p grows, and by pages that reach to the prompt's end, or a
+      step behind it, from the first that is kept where its last chunk begins, where that chunk and the one before it do, or at
+      p. Such a term falls only where that first page turns to a later one: *between turns every term grows with p, and so do
+      their sums, maxima and minima*.
+    - At each of those three places a turn comes once in T tokens, T being a page, or the grid or stretch where it is longer.
+      With p + T the same pages are kept T tokens later, or more where the request's beginning had cut them off: no term is less
+      than with p. So the last T prompts suffice, and among them the last of all and the last before each turn.
+    - Decoding behind the prompt holds most at its last length or before a turn of what is kept there (`HeldBand.most_pages`);
+      from the prompt before the last turn on, it passes both.
+    - State slots are most with the fewest prompt tokens, which leave a forward to verify drafts.
+    """
+    whole = longest.prompt
+    if pool.page_tokens is None:
+        return {1}
+    band = _held_band(pool, pool.page_tokens, longest)
+    below = max(1, whole - 1)
+
+    def before_chunk(prompt: int) -> int:
+        return band.first_page(_begin_of_chunks(band, attrs.evolve(longest, prompt=prompt), 1))
+
+    def before_chunks(prompt: int) -> int:
+        return band.first_page(_begin_of_chunks(band, attrs.evolve(longest, prompt=prompt), 2))
+
+    return {
+        below,
+        whole,
+        _before_turn(band.first_page, below),
+        _before_turn(before_chunk, below),
+        _before_turn(before_chunks, below),
+    }
+
+
+def _before_turn(first_page: Callable[[int], int], last: int) -> int:
+    """The longest prompt whose first page kept is an earlier one than that of `last`; 1 where there is none."""
+    turned = first_page(last)
+    return last_that(lambda prompt: prompt == 1 or first_page(prompt) < turned, 1, last)
+
+
+def _check_positive(**counts: int) -> None:
+    for name, value in counts.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+            raise SizingError(f"{name} must be a positive integer, found {value!r}")
+
+
+def _checked_grid(plan: KVStoragePlan, chunk_tokens: int, policy: ServingPolicy) -> int | None:
+    grid = policy.grid_tokens(plan)
+    if grid is not None and chunk_tokens < grid:
+        raise SizingError(
+            f"chunk_tokens = {chunk_tokens} is below checkpoint_interval = {grid}: no chunk would reach a checkpoint"
+        )
+    return grid
 
 
 @attrs.frozen(kw_only=True)
@@ -228,14 +282,21 @@ def _state_slots(life: _Life) -> int:
     return slots + (life.step if verifies else 0)
 
 
-def _pages(pool: SubPool, page_tokens: int, life: _Life) -> int:
-    band = HeldBand(
+def _units(pool: SubPool, life: _Life) -> int:
+    """Most units of one band."""
+    if pool.page_tokens is None:
+        return _state_slots(life)
+    band = _held_band(pool, pool.page_tokens, life)
+    return max(_prefill_pages(band, life), _decode_pages(band, life))
+
+
+def _held_band(pool: SubPool, page_tokens: int, life: _Life) -> HeldBand:
+    return HeldBand(
         page_tokens=page_tokens,
         window_tokens=pool.window_tokens,
         chunk_tokens=pool.chunk_tokens,
         grid_tokens=life.grid or 1,
     )
-    return max(_prefill_pages(band, life), _decode_pages(band, life))
 
 
 def _prefill_pages(band: HeldBand, life: _Life) -> int:
@@ -245,7 +306,7 @@ def _prefill_pages(band: HeldBand, life: _Life) -> int:
     if life.policy.chunk_reads is ChunkReads.PAGES:
         return pages
     # What was kept before the chunk, and for each forward in flight the tail that is kept behind it.
-    before = band.most_pages_on_grid(life.begin, life.prompt - 1, 0, life.first)
+    before = _pages_before_a_chunk(band, life)
     tail = max(
         band.most_pages_on_grid(life.begin, life.prompt, 0, life.first),
         band.pages(life.prompt, life.prompt, life.first),
@@ -253,15 +314,29 @@ def _prefill_pages(band: HeldBand, life: _Life) -> int:
     return min(pages, before + (1 + behind) * tail)
 
 
+def _pages_before_a_chunk(band: HeldBand, life: _Life) -> int:
+    """Most pages that are kept where a chunk begins."""
+    return band.most_pages_on_grid(life.begin, life.prompt - 1, 0, life.first)
+
+
 def _chunk_pages(band: HeldBand, life: _Life, behind: int) -> int:
     """Most pages while a chunk, and with overlap the one before it, is in pages whole."""
-    aligned = life.chunk // band.grid_tokens * band.grid_tokens
-    last = max(life.begin, round_up(life.prompt - life.chunk - behind * aligned, band.grid_tokens))
-    inner = (1 + behind) * aligned
+    inner = (1 + behind) * _aligned_chunk(band, life)
     return max(
-        band.pages(last, life.prompt, life.first),
+        band.pages(_begin_of_chunks(band, life, 1 + behind), life.prompt, life.first),
         band.most_pages_on_grid(life.begin, life.prompt - inner, inner, life.first),
     )
+
+
+def _aligned_chunk(band: HeldBand, life: _Life) -> int:
+    """Tokens of the longest chunk that ends on the grid."""
+    return life.chunk // band.grid_tokens * band.grid_tokens
+
+
+def _begin_of_chunks(band: HeldBand, life: _Life, count: int) -> int:
+    """Where the prompt's last chunks begin, `count` of them, each as long as it may be."""
+    before = (count - 1) * _aligned_chunk(band, life)
+    return max(life.begin, round_up(life.prompt - life.chunk - before, band.grid_tokens))
 
 
 def _decode_pages(band: HeldBand, life: _Life) -> int:
@@ -271,8 +346,17 @@ def _decode_pages(band: HeldBand, life: _Life) -> int:
     if not life.policy.overlap:
         return band.most_pages(life.prompt, longest, life.step, life.first)
     # The first decode forward is launched while the last chunk is unprocessed, every other while one before it is.
-    last = max(life.begin, round_up(life.prompt - life.chunk, band.grid_tokens))
     return max(
-        band.pages(last, life.prompt + life.step, life.first),
+        _first_decode_pages(band, life),
         band.most_pages(life.prompt, longest - 1, 2 * life.step, life.first),
     )
+
+
+def _first_decode_pages(band: HeldBand, life: _Life) -> int:
+    """Most pages while the last chunk and the first decode forward are in flight together."""
+    end = life.prompt + life.step
+    pages = band.pages(_begin_of_chunks(band, life, 1), end, life.first)
+    if life.policy.chunk_reads is ChunkReads.PAGES:
+        return pages
+    # What was kept before the chunk, and its tail with what the decode forward writes behind it.
+    return min(pages, _pages_before_a_chunk(band, life) + band.pages(life.prompt, end, life.first))

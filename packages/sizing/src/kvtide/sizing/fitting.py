@@ -1,10 +1,11 @@
-"""What fits in an arena, by bisection over questions whose answer changes once (row S1)."""
+"""What fits in an arena (row S1)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from kvtide.plan import ArenaLayout, KVStoragePlan, lay_out, pack
+from kvtide.sizing.bisection import last_that
 from kvtide.sizing.demand import KVDemand
 
 ID_BYTES = 4
@@ -55,14 +56,3 @@ def smallest_arena(plan: KVStoragePlan, units: Sequence[int]) -> int:
 def prefix_bytes(plan: KVStoragePlan) -> int:
     """Bytes of the reserved prefix: a sink for each band that has one."""
     return sum(pool.unit.unit_bytes for pool in plan.sub_pools if pool.has_sink)
-
-
-def last_that(holds: Callable[[int], bool], first: int, last: int) -> int:
-    """The last integer of `[first, last]` at which `holds`, which holds at `first` and, once it fails, fails for ever."""
-    while first < last:
-        middle = (first + last + 1) // 2
-        if holds(middle):
-            first = middle
-        else:
-            last = middle - 1
-    return first

@@ -37,6 +37,10 @@ class HeldBand:
             return checkpoint // self.chunk_tokens * self.chunk_tokens
         return 0
 
+    def first_page(self, length: int) -> int:
+        """First page kept after `length` tokens are processed."""
+        return max(0, self.kept(length)) // self.page_tokens
+
     def least_alike(self, length: int) -> int:
         """The least length at which the same token is kept first as at `length`."""
         if self.chunk_tokens is None:

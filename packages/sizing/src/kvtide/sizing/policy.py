@@ -80,7 +80,16 @@ class ServingPolicy:
     draft_tokens: int = 0
     """Tokens that a verify forward writes beside the one that decoding writes anyway."""
 
+    checkpoint_interval: int | None = None
+    """Tokens between checkpoints, for a plan that holds no state of a model that does: a stage of a pipeline retains its windows
+    for the others' states. `None` where the plan's own state says it; `size_stages` fills it in."""
+
     def __attrs_post_init__(self) -> None:
+        interval = self.checkpoint_interval
+        if interval is not None and (
+            isinstance(interval, bool) or not isinstance(interval, int) or interval <= 0
+        ):
+            raise SizingError(f"checkpoint_interval must be a positive integer or None, found {interval!r}")
         if (
             isinstance(self.draft_tokens, bool)
             or not isinstance(self.draft_tokens, int)
@@ -105,12 +114,38 @@ class ServingPolicy:
     def grid_tokens(self, plan: KVStoragePlan) -> int | None:
         """Tokens between checkpoints, which windows are retained for; `None` where nothing lies on a grid.
 
-        Raises `SizingError` for a strategy on the grid with a plan that has state and no `checkpoint_interval`.
+        Raises `SizingError` for a strategy on the grid with a plan that has state and no `checkpoint_interval`, or another one
+        than the policy, and with one whose pages or attention chunks the policy's would cut.
         """
-        if not self.rule.on_grid or plan.state_sub_pool is None:
+        if not self.rule.on_grid:
             return None
-        if plan.checkpoint_interval is None:
+        own, given = plan.checkpoint_interval, self.checkpoint_interval
+        if plan.state_sub_pool is not None:
+            if own is None:
+                raise SizingError(
+                    f"strategy {self.strategy.value!r} needs a plan with a checkpoint_interval; its state layers declare none"
+                )
+            if given not in (None, own):
+                raise SizingError(
+                    f"the policy's checkpoint_interval = {given} and the plan's = {own} differ: one model has one grid"
+                )
+            return own
+        if given is not None:
+            _check_divides(given, plan)
+        return given
+
+
+def _check_divides(interval: int, plan: KVStoragePlan) -> None:
+    """What planning checks for a plan with state: checkpoints lie at ends of pages, and attention chunks keep step with them."""
+    if interval % plan.page_tokens:
+        raise SizingError(
+            f"page_tokens = {plan.page_tokens} does not divide checkpoint_interval = {interval}: a checkpoint would lie inside a "
+            "page"
+        )
+    for pool in plan.token_sub_pools:
+        stretch = pool.chunk_tokens
+        if stretch is not None and interval % stretch and stretch % interval:
             raise SizingError(
-                f"strategy {self.strategy.value!r} needs a plan with a checkpoint_interval; its state layers declare none"
+                f"checkpoint_interval = {interval} and the attention chunk of {stretch} tokens must divide one another: "
+                "checkpoints and ends of chunks would drift apart"
             )
-        return plan.checkpoint_interval

@@ -162,10 +162,8 @@ def v4_sparse_chain(model: TextModel) -> KVPart:
 
 
 def v4_heavy_chain(model: TextModel) -> KVPart:
-    """DeepSeek V4: one compressed row for every 128 tokens."""
-    return KVPart(
-        CompressedGeometry(_v4_row(model), model.fields.positive("compress_rate_hca")), FullLifetime()
-    )
+    """DeepSeek V4: one compressed row for every 128 tokens, or as many as the config says."""
+    return KVPart(CompressedGeometry(_v4_row(model), compress_rate(model, HEAVY)), FullLifetime())
 
 
 # ── state ──
