@@ -234,7 +234,8 @@ class UsageAgainstADict(RuleBasedStateMachine):
                 self.usage.take_vacated(ids(pages))
         self.usage.take_vacated(ids(chosen))
         for page in chosen:
-            self.drop(page, {"vacated", Hazard.FORWARD})
+            # It is vacated no more; its reader reads on.
+            self.drop(page, {"vacated"})
 
     @rule(pages=PAGES)
     def fence(self, pages: list[int]) -> None:

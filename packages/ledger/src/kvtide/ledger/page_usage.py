@@ -4,7 +4,7 @@
 | - | - | - | - |
 | a forward writes pages, perhaps unknown ones | `record_forward_writes` | the forward retires | none to the next writer (the page is live, or pends); a move waits |
 | a copy or transfer reads or writes pages | `record` | `end` | COPY_READ, COPY_WRITE, NETWORK |
-| a move left its sources behind, and some forward or send still reads them | `vacate` | `take_ready_vacated` | FORWARD, NETWORK |
+| a move left its sources behind, and some forward or send still reads them | `vacate` | the forward retires, the send ends | FORWARD, NETWORK |
 | such bytes left the band with its frontier | `fence` | the reader is over | the reader's, for whichever band writes next |
 | somebody was promised that pages stay | `fix`, `hold` | `unfix`, `release_hold` | FIXED; none for a hold |
 
@@ -29,7 +29,8 @@ from kvtide.ledger.errors import InvariantError
 from kvtide.ledger.fenced_bytes import Fence, FencedBytes, byte_ranges
 from kvtide.ledger.forward_steps import ForwardSteps, RecordedForward
 from kvtide.ledger.forward_writes import ForwardWrites
-from kvtide.ledger.signal_uses import SignalUses, named_twice, some
+from kvtide.ledger.page_lists import PageLists, some
+from kvtide.ledger.signal_uses import SignalUses
 from kvtide.ledger.signals import Access, HostCopy, NetworkTransfer, ReceiveHold, Signal
 from kvtide.ledger.vacated_pages import VacatedPages
 
@@ -95,6 +96,7 @@ class PageUsage:
         """Where its pages lie."""
         self.page_count = page_count
         """Pages it can speak of."""
+        self._lists = PageLists(name, page_count)
         self._uses = SignalUses(name, page_count)
         self._writes = ForwardWrites(steps, page_count)
         self._vacated = VacatedPages(page_count)
@@ -140,7 +142,7 @@ class PageUsage:
 
         One record a signal and band: raises `InvariantError` for a second, and for a page named twice or outside the band.
         """
-        self._check_pages(pages, signal.name)
+        self._lists.check(pages, signal.name)
         self._uses.record(signal, pages)
 
     def end(self, signal: Signal) -> IntArray:
@@ -176,7 +178,7 @@ class PageUsage:
         stream wait. Raises `InvariantError`, with nothing changed, for a source that is fixed or still written.
         """
         self.steps.check_pages_may_change("a move")
-        self._check_pages(sources, "a move")
+        self._lists.check_once(sources, "a move")
         self._check_moved(sources)
         newest = self.steps.newest_unretired
         if newest is not None:
@@ -202,8 +204,11 @@ class PageUsage:
     def take_vacated(self, pages: IntArray) -> None:
         """Hand out vacated pages early, under their `clearance`; the caller has queued its waits, none is made here.
 
-        Raises `InvariantError` for a page that is not vacated.
+        A forward that may still read them stays their hazard until it retires: whoever takes them queued a wait, or relies on
+        another rule, and the next writer may rely on neither. Raises `InvariantError`, with nothing changed, for a page that is
+        not vacated, is named twice or lies outside the band.
         """
+        self._lists.check_once(pages, "an early take")
         vacated = self._vacated.contains(pages)
         if not vacated.all():
             raise InvariantError(
@@ -221,15 +226,14 @@ class PageUsage:
         """The frontier has retreated past free or vacated `pages`: whoever reads them is kept by byte range. Nobody waits now.
 
         From here on the bytes may belong to any band; its next writer meets the hazard, and waits as `CLEARANCE` says. Raises
-        `InvariantError`, with nothing changed, for a fixed page: it may not leave.
+        `InvariantError`, with nothing changed, for a fixed page, which may not leave, and for one outside the band or named twice.
         """
+        self._lists.check_once(pages, "a retreat")
         if self._fixed and self._fixed.claimed(pages).any():
             raise self._fixed_page(pages, "leave the band")
-        left = pages[self._vacated.contains(pages)]
-        for forward, group in self._vacated.by_forward(left):
-            if forward > self.steps.retired_through:
-                self.fences.add(Fence(Hazard.FORWARD, None, forward, *byte_ranges(self.grid, group)))
-        self._vacated.remove(left)
+        for forward, group in self._vacated.pass_on_readers(pages, self.steps.retired_through):
+            self.fences.add(Fence(Hazard.FORWARD, None, forward, *byte_ranges(self.grid, group)))
+        self._vacated.remove(pages[self._vacated.contains(pages)])
         for signal, places in self._uses.by_signal(pages):
             ranges = byte_ranges(self.grid, pages[places])
             self.fences.add(Fence(signal.hazard, signal, _NO_FORWARD, *ranges))
@@ -241,7 +245,7 @@ class PageUsage:
 
         An owner is a `Reservation`, a transfer in quarantine, a relief: anything with an identity.
         """
-        self._check_pages(pages, f"fixing for {owner}")
+        self._lists.check(pages, f"fixing for {owner}")
         self._fixed.add(owner, pages)
 
     def unfix(self, owner: Hashable) -> IntArray:
@@ -254,7 +258,7 @@ class PageUsage:
 
     def hold(self, hold: ReceiveHold, pages: IntArray) -> None:
         """Keep moves made for gain away from a receive's pages until publication; nobody waits for a hold."""
-        self._check_pages(pages, hold.name)
+        self._lists.check(pages, hold.name)
         self._held.add(hold, pages)
 
     def release_hold(self, hold: ReceiveHold) -> IntArray:
@@ -279,12 +283,12 @@ class PageUsage:
     @property
     def is_clear(self) -> bool:
         """Whether no page can carry a hazard at all: the usual case, and the quick one. Nobody waits."""
-        return not (self._uses or self._vacated or self._fixed or self.fences)
+        return not (self._uses or self._is_read or self._fixed or self.fences)
 
     @property
     def steers_choice(self) -> bool:
         """Whether any page can carry what a choice of holes looks at: all but host copies. Nobody waits."""
-        if self._uses.transfer_count or self._vacated or self._fixed:
+        if self._uses.transfer_count or self._is_read or self._fixed:
             return True
         return any(not isinstance(fence.signal, HostCopy) for fence in self.fences.fences())
 
@@ -293,7 +297,7 @@ class PageUsage:
         places, kinds, signals = self._uses.hazards_on(pages) if self._uses else (_NO_PAGES, _NO_KINDS, [])
         found = [(places, kinds)]
         newest = _NO_FORWARD
-        if self._vacated:
+        if self._is_read:
             places, newest = self._vacated.unretired(pages, self.steps.retired_through)
             found.append((places, np.full(len(places), Hazard.FORWARD, np.int8)))
         if self._fixed:
@@ -338,6 +342,11 @@ class PageUsage:
 
     # ── helpers ──
 
+    @property
+    def _is_read(self) -> bool:
+        """Whether an unretired forward may read what a move left behind."""
+        return self._vacated.newest_reader > self.steps.retired_through
+
     def _release(self, claims: Claims, owner: Hashable, verb: str) -> IntArray:
         if owner not in claims:
             raise InvariantError(
@@ -346,14 +355,6 @@ class PageUsage:
                 "its claim was released before, or made in another band",
             )
         return claims.remove(owner)
-
-    def _check_pages(self, pages: IntArray, who: str) -> None:
-        if len(pages) and (pages.min() < 0 or pages.max() >= self.page_count):
-            raise InvariantError(
-                "usage.page_in_band",
-                f"{who!r} names pages from {pages.min()} to {pages.max()}, band {self.name!r} holds [0, {self.page_count})",
-                "ids of another band, virtual ids, or a masked entry",
-            )
 
     def _check_moved(self, sources: IntArray) -> None:
         if self._fixed and self._fixed.claimed(sources).any():
@@ -374,8 +375,6 @@ class PageUsage:
                 f"pages {some(sources[vacated])} of band {self.name!r} are vacated already",
                 "a move was recorded twice, or moved a page that is not live",
             )
-        if not self._vacated.named_once(sources):
-            raise named_twice(self.name, sources, "a move")
 
     def _fixed_page(self, pages: IntArray, verb: str) -> InvariantError:
         return InvariantError(

@@ -8,6 +8,7 @@ import numpy.typing as npt
 from kvtide.device import IntArray
 from kvtide.ledger.clearance_table import Hazard
 from kvtide.ledger.errors import InvariantError
+from kvtide.ledger.page_lists import named_twice
 from kvtide.ledger.signals import NetworkTransfer, Signal
 from kvtide.ledger.use_index import UseIndex
 
@@ -108,22 +109,6 @@ class SignalUses:
             self._nodes[use] for signal, use in self._use_of.items() if isinstance(signal, NetworkTransfer)
         ]
         return np.unique(self._index.pages_of(np.concatenate(nodes))) if nodes else np.empty(0, np.int64)
-
-
-def named_twice(band_name: str, pages: IntArray, who: str) -> InvariantError:
-    """The error for a list that names a page twice."""
-    entries, times = np.unique(pages, return_counts=True)
-    return InvariantError(
-        "usage.page_named_once",
-        f"{who!r} names pages {some(entries[times > 1])} of band {band_name!r} twice",
-        "page lists were joined that overlap",
-    )
-
-
-def some(pages: IntArray) -> str:
-    """The first few pages, for an error's text."""
-    shown = ", ".join(str(page) for page in pages[:8].tolist())
-    return f"[{shown}]" if len(pages) <= 8 else f"[{shown}, … {len(pages)} in all]"
 
 
 def _distinct(numbers: IntArray) -> list[int]:
