@@ -172,7 +172,7 @@ def failed_transfer_may_still_write(scene: Scene) -> None:
     """In quarantine: its use is over for everyone who would wait, and its engine may write at any time."""
     failed = scene.transfer(Access.WRITE, PAGE)
     scene.usage.record(failed, ids(PAGE))
-    scene.usage.fix(failed, scene.usage.end(failed))
+    scene.usage.quarantine(failed)
 
 
 HAZARDS: dict[Hazard, tuple[Callable[[Scene], None], ...]] = {
@@ -391,6 +391,27 @@ def test_bytes_that_left_a_band_bind_whichever_band_writes_them_next(
     scene.device.run_all()
     assert (scene.device.races == ()) == shared
     assert found.free_to_go.tolist() == ([1] if shared else [1, 2])
+
+
+@pytest.mark.requirement("T6", "L4", "L5")
+@pytest.mark.parametrize("consumer", Consumer)
+@pytest.mark.parametrize("whole", [True, False], ids=["pages and fences", "pages alone"])
+def test_bytes_of_a_failed_transfer_that_left_its_band_are_in_quarantine_too(
+    consumer: Consumer, whole: bool
+) -> None:
+    """The peer may still write them, and no wait ends that: a band that grew over them would be written under its owner."""
+    scene = Scene()
+    failed = scene.transfer(Access.WRITE, PAGE)
+    scene.usage.record(failed, ids(PAGE))
+    other = PageUsage(scene.steps, 8, name="window", grid=GRID, fences=scene.usage.fences)
+    scene.usage.fence(ids(PAGE))
+    if whole:
+        scene.usage.quarantine(failed)
+    else:
+        scene.usage.fix("what is left of it", scene.usage.end(failed))
+    scene.usage = other
+    assert (scene.consume(consumer) == ()) == whole
+    assert scene.written == [SPARE if whole else PAGE]
 
 
 @pytest.mark.requirement("L2", "L3")

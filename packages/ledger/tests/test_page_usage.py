@@ -226,6 +226,8 @@ def broken(action: Callable[[], object]) -> tuple[str, str]:
         ("usage.claim_released_once", lambda u: u.release_hold(ReceiveHold("r")), "holds no page"),
         ("usage.fixed_page_stays", lambda u: u.vacate(ids(3, 11)), "pages [11] of band 'window-128' move, fixed by"),
         ("usage.fixed_page_stays", lambda u: u.fence(ids(11)), "pages [11] of band 'window-128' leave the band"),
+        ("usage.quarantined_whole", lambda u: u.fix(RECEIVE, ids(12)), "'prefill 1 → request 42' fixes pages of band"),
+        ("usage.ended_once", lambda u: u.quarantine(SEND), "'request 41 → decode 2' has no use of band"),
         ("usage.move_follows_writers", lambda u: u.vacate(ids(13)), "forward 0 or transfers [] may still write"),
         ("usage.move_follows_writers", lambda u: u.vacate(ids(12)), "transfers ['prefill 1 → request 42']"),
         ("usage.vacated_once", lambda u: u.vacate(ids(1, 14)), "pages [14] of band 'window-128' are vacated already"),

@@ -64,6 +64,7 @@ class UsageAgainstADict(RuleBasedStateMachine):
         self.uses: dict[int, list[Use]] = {page: [] for page in range(PAGE_COUNT)}
         self.byte_uses: list[tuple[int, Use]] = []
         self.flying: list[tuple[LaunchRecord, Event, set[int] | None]] = []
+        self.quarantined: list[NetworkTransfer] = []
         self.retired = -1
         self.serial = 0
         self.turn = 0
@@ -92,9 +93,7 @@ class UsageAgainstADict(RuleBasedStateMachine):
         )
 
     def is_received(self, page: int) -> bool:
-        return any(
-            isinstance(key, NetworkTransfer) and key.access is Access.WRITE for _, key in self.uses[page]
-        )
+        return any(kind is Hazard.NETWORK and key.access is Access.WRITE for kind, key in self.uses[page])
 
     def has(self, page: int, kind: Hazard | str) -> bool:
         return any(found == kind for found, _ in self.uses[page])
@@ -157,6 +156,33 @@ class UsageAgainstADict(RuleBasedStateMachine):
         self.byte_uses = [(byte, use) for byte, use in self.byte_uses if use[1] is not signal]
         with pytest.raises(InvariantError):
             self.usage.end(signal)
+
+    @precondition(lambda self: any(isinstance(s, NetworkTransfer) for s in self.usage.signals()))
+    @rule(place=st.integers(0, 20))
+    def quarantine(self, place: int) -> None:
+        transfers = [signal for signal in self.usage.signals() if isinstance(signal, NetworkTransfer)]
+        failed = transfers[place % len(transfers)]
+        with pytest.raises(InvariantError):
+            self.usage.fix(failed, ids([]))
+        pages = [page for page in self.uses if any(key is failed for _, key in self.uses[page])]
+        assert sorted(self.usage.quarantine(failed).tolist()) == pages
+        fixed = (Hazard.FIXED, failed)
+        for page in pages:
+            self.uses[page] = [fixed if key is failed else (kind, key) for kind, key in self.uses[page]]
+        self.byte_uses = [(byte, fixed if use[1] is failed else use) for byte, use in self.byte_uses]
+        self.quarantined.append(failed)
+        with pytest.raises(InvariantError):
+            self.usage.quarantine(failed)
+
+    @precondition(lambda self: self.quarantined)
+    @rule(place=st.integers(0, 5))
+    def prove(self, place: int) -> None:
+        failed = self.quarantined.pop(place % len(self.quarantined))
+        pages = [page for page in self.uses if any(key is failed for _, key in self.uses[page])]
+        assert sorted(self.usage.unfix(failed).tolist()) == pages
+        for page in pages:
+            self.uses[page] = [use for use in self.uses[page] if use[1] is not failed]
+        self.byte_uses = [(byte, use) for byte, use in self.byte_uses if use[1] is not failed]
 
     @rule(pages=PAGES, owner=st.sampled_from(["load", "relief"]))
     def fix(self, pages: list[int], owner: str) -> None:
@@ -248,7 +274,7 @@ class UsageAgainstADict(RuleBasedStateMachine):
             for use in self.uses[page]:
                 if use[0] in list(Hazard) and not self.is_over(use):
                     self.byte_uses += [(byte, use) for byte in bytes_of(BAND, page)]
-            self.drop(page, {"vacated", Hazard.FORWARD})
+            self.drop(page, {"vacated", *Hazard})
 
     # ── questions ──
 
@@ -329,7 +355,7 @@ class UsageAgainstADict(RuleBasedStateMachine):
             for record, _, writes in self.flying
             if record.forward > self.retired and pages and (writes is None or set(pages) & writes)
         ]
-        keys = {key for page in pages for _, key in self.uses[page]}
+        keys = {key for page in pages for kind, key in self.uses[page] if kind is not Hazard.FIXED}
         assert (found.forward.forward if found.forward else -1) == max(writing, default=-1)
         assert set(found.copies) == {k for k in keys if isinstance(k, HostCopy) and k.access is Access.WRITE}
         assert set(found.transfers) == {

@@ -126,6 +126,11 @@ _ALL = (
         holds="A fixed page neither moves nor leaves its band.",
     ),
     Invariant(
+        id="usage.quarantined_whole",
+        guard="ledger",
+        holds="A failed transfer's pages and its fenced bytes are fixed together.",
+    ),
+    Invariant(
         id="usage.move_follows_writers",
         guard="ledger",
         holds="A move has waited for every forward and receive that may write a source.",

@@ -96,6 +96,7 @@ class PageUsage:
         """Where its pages lie."""
         self.page_count = page_count
         """Pages it can speak of."""
+        self._band = self.fences.enter()
         self._lists = PageLists(name, page_count)
         self._uses = SignalUses(name, page_count)
         self._writes = ForwardWrites(steps, page_count)
@@ -146,14 +147,28 @@ class PageUsage:
         self._uses.record(signal, pages)
 
     def end(self, signal: Signal) -> IntArray:
-        """Close the use of a copy that is acknowledged or a transfer that is released; its pages.
+        """Close the use of a copy that is acknowledged or a transfer that is released; its pages that the band still has.
 
-        Call it in the agreed round, or for a transfer when a move's host wait has returned; this call does not wait. Pages that
-        a move vacated come back by `take_ready_vacated`. Raises `InvariantError` for a signal without a use here.
+        Call it in the agreed round, or for a transfer when a move's host wait has returned; this call does not wait. What the
+        band fenced of it is over too. Pages that a move vacated come back by `take_ready_vacated`. Raises `InvariantError` for a
+        signal without a use here.
         """
         pages = self._uses.end(signal)
-        self.fences.end(signal)
+        self.fences.end(self._band, signal)
         self._transfer_ended |= isinstance(signal, NetworkTransfer)
+        return pages
+
+    def quarantine(self, transfer: NetworkTransfer) -> IntArray:
+        """Turn the use of a failed transfer into a promise that nobody writes its bytes; its pages that the band still has.
+
+        Nobody waits for it any more, neither host nor stream: its pages are fixed and its fences bind whoever grows over them,
+        until `unfix(transfer)`, once it is proved that its engine touches nothing (row T6). Each band that has a record of it
+        is told, in the round in which ranks agree. Raises `InvariantError` for a transfer without a use here.
+        """
+        pages = self._uses.end(transfer)
+        self._transfer_ended = True
+        self._fixed.add(transfer, pages)
+        self.fences.quarantine(self._band, transfer)
         return pages
 
     def __contains__(self, signal: Signal) -> bool:
@@ -165,7 +180,10 @@ class PageUsage:
         return self._uses.signals()
 
     def transfer_pages(self) -> IntArray:
-        """Every page that a transfer reads or writes, ascending: what a plan lays out around, so that no host waits."""
+        """Every page of the band that a transfer reads or writes, ascending: what a plan lays out around, so that no host waits.
+
+        What has left the band is no page of it: `fences.extents(Hazard.NETWORK)`.
+        """
         return self._uses.transfer_pages()
 
     # ── moves ──
@@ -232,29 +250,39 @@ class PageUsage:
         if self._fixed and self._fixed.claimed(pages).any():
             raise self._fixed_page(pages, "leave the band")
         for forward, group in self._vacated.pass_on_readers(pages, self.steps.retired_through):
-            self.fences.add(Fence(Hazard.FORWARD, None, forward, *byte_ranges(self.grid, group)))
+            self.fences.add(Fence(Hazard.FORWARD, None, forward, self._band, *byte_ranges(self.grid, group)))
         self._vacated.remove(pages[self._vacated.contains(pages)])
-        for signal, places in self._uses.by_signal(pages):
+        for signal, places in self._uses.leave(pages):
             ranges = byte_ranges(self.grid, pages[places])
-            self.fences.add(Fence(signal.hazard, signal, _NO_FORWARD, *ranges))
+            self.fences.add(Fence(signal.hazard, signal, _NO_FORWARD, self._band, *ranges))
 
     # ── fixed and held pages ──
 
     def fix(self, owner: Hashable, pages: IntArray) -> None:
         """Promise that `pages` neither move nor are handed out until `unfix(owner)`; owners nest. Nobody waits for it.
 
-        An owner is a `Reservation`, a transfer in quarantine, a relief: anything with an identity.
+        An owner is a `Reservation`, a relief: anything with an identity. A failed transfer goes by `quarantine`, which also fixes
+        what has left the band; `InvariantError` otherwise.
         """
         self._lists.check(pages, f"fixing for {owner}")
+        if isinstance(owner, NetworkTransfer):
+            raise InvariantError(
+                "usage.quarantined_whole",
+                f"{owner.name!r} fixes pages of band {self.name!r} by fix",
+                "a failed transfer's fenced bytes were forgotten; call quarantine",
+            )
         self._fixed.add(owner, pages)
 
     def unfix(self, owner: Hashable) -> IntArray:
-        """End an owner's promise; its pages, of which others may still fix some. Nobody waits.
+        """End an owner's promise, a transfer's quarantine among them; its pages, of which others may still fix some. Nobody waits.
 
         A load's reservation ends after its copy is recorded, so that no moment is left in between. Raises `InvariantError` for
         an owner that fixes nothing.
         """
-        return self._release(self._fixed, owner, "fixes")
+        pages = self._release(self._fixed, owner, "fixes")
+        if isinstance(owner, NetworkTransfer):
+            self.fences.end(self._band, owner)
+        return pages
 
     def hold(self, hold: ReceiveHold, pages: IntArray) -> None:
         """Keep moves made for gain away from a receive's pages until publication; nobody waits for a hold."""
@@ -288,9 +316,8 @@ class PageUsage:
     @property
     def steers_choice(self) -> bool:
         """Whether any page can carry what a choice of holes looks at: all but host copies. Nobody waits."""
-        if self._uses.transfer_count or self._is_read or self._fixed:
-            return True
-        return any(not isinstance(fence.signal, HostCopy) for fence in self.fences.fences())
+        busy = self._uses.transfer_count or self._is_read or self._fixed
+        return bool(busy) or self.fences.steers_choice
 
     def hazards_on(self, pages: IntArray) -> Hazards:
         """Every hazard of `pages`; who waits for each is in `CLEARANCE`, asking waits for nothing."""
@@ -304,13 +331,10 @@ class PageUsage:
             places = np.flatnonzero(self._fixed.claimed(pages))
             found.append((places, np.full(len(places), Hazard.FIXED, np.int8)))
         if self.fences:
-            fences = self.fences.fences()
-            places, which = self.fences.find(self.grid, pages)
-            for fence in (fences[place] for place in np.unique(which).tolist()):
-                newest = max(newest, fence.forward)
-                if fence.signal is not None and fence.signal not in signals:
-                    signals.append(fence.signal)
-            found.append((places, np.array([fence.hazard for fence in fences], np.int8)[which]))
+            met = self.fences.meet(self.grid, pages)
+            newest = max(newest, met.newest_forward)
+            found.append((met.places, met.kinds))
+            signals = list(dict.fromkeys(signals + met.signals))
         if len(found) == 1:
             return Hazards(*found[0], signals, newest)
         return Hazards(
