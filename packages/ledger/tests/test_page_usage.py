@@ -21,6 +21,7 @@ from kvtide.ledger import (
     PageUsage,
     ReceiveHold,
     Reservation,
+    choose_holes,
     clearance,
 )
 
@@ -220,6 +221,12 @@ def broken(action: Callable[[], object]) -> tuple[str, str]:
         ("usage.page_in_band", lambda u: u.fence(ids(-2)), "'a retreat' names pages from -2 to -2"),
         ("usage.page_in_band", lambda u: u.fence(ids(16)), "'a retreat' names pages from 16 to 16"),
         ("usage.page_in_band", lambda u: u.vacate(ids(-1)), "'a move' names pages from -1 to -1"),
+        ("usage.page_in_band", lambda u: u.writers(ids(16)), "'a move' names pages from 16 to 16"),
+        ("usage.page_in_band", lambda u: u.stopping(ids(-1, 3)), "'a move' names pages from -1 to 3"),
+        ("usage.page_in_band", lambda u: u.hold(ReceiveHold("r"), ids(-1)), "'r' names pages from -1 to -1"),
+        ("usage.page_in_band", lambda u: u.hazards_on(ids(-1)), "'a question' names pages from -1 to -1"),
+        ("usage.page_in_band", lambda u: clearance(Consumer.ZERO, u, ids(-1)), "'a question' names pages from -1"),
+        ("usage.page_in_band", lambda u: choose_holes(Consumer.ZERO, u, ids(3, 16), 1), "'a question' names"),
         ("usage.one_record_a_use", lambda u: u.record(BACKUP, ids(3)), "'backup of node 7' has a use of band"),
         ("usage.ended_once", lambda u: u.end(LOAD), "'load of node 8' has no use of band 'window-128' to end"),
         ("usage.claim_released_once", lambda u: u.unfix("nobody"), "'nobody' fixes no page"),
@@ -262,6 +269,39 @@ def test_a_broken_rule_is_named_with_its_figures_and_changes_nothing(
     for consumer, old in zip(Consumer, carried, strict=True):
         new = clearance(consumer, usage, everything)
         assert [np.array_equal(a, b) for a, b in zip(old, new, strict=True)] == [True] * 5
+
+
+@pytest.mark.requirement("L4", "L8")
+@pytest.mark.parametrize("page", [-1, 16])
+def test_a_question_about_a_page_of_no_band_is_refused_where_nothing_is_open_too(page: int) -> None:
+    """−1 would answer for the last page, whatever that one carries."""
+    _, usage = band()
+    for slip in (
+        lambda: clearance(Consumer.ZERO, usage, ids(3, page)),
+        lambda: choose_holes(Consumer.ZERO, usage, ids(page), 1),
+    ):
+        invariant, text = broken(slip)
+        assert invariant == "usage.page_in_band"
+        assert "'a question' names pages from " in text
+
+
+@pytest.mark.requirement("L4", "L8")
+@pytest.mark.parametrize("padded", [ids(3, -1), ids(3, 16)])
+@pytest.mark.parametrize("ask", ["writers", "stopping", "vacate"])
+def test_a_write_set_that_names_no_page_of_the_band_is_named_by_the_first_move_that_asks(
+    padded: IntArray, ask: str
+) -> None:
+    """A padded state row's −1 would stop moves of the last page, and a page of another band raise where nobody expects it."""
+    steps, usage = band()
+    launch(steps, usage, ids(2))
+    launch(steps, usage, padded)
+    launch(steps, usage, ids(4))
+    invariant, text = broken(lambda: getattr(usage, ask)(ids(4, 15)))
+    assert invariant == "usage.page_in_band"
+    assert "'what forward 1 writes' names pages from" in text
+    steps.wait_queued(steps.recorded(1).event)
+    assert usage.stopping(ids(2, 4, 15)).tolist() == [False, True, False]
+    assert usage.writers(ids(15)).forward is None
 
 
 @pytest.mark.requirement("L1")

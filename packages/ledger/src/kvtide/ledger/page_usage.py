@@ -99,7 +99,7 @@ class PageUsage:
         self._band = self.fences.enter()
         self._lists = PageLists(name, page_count)
         self._uses = SignalUses(name, page_count)
-        self._writes = ForwardWrites(steps, page_count)
+        self._writes = ForwardWrites(steps, self._lists, page_count)
         self._vacated = VacatedPages(page_count)
         self._fixed = Claims(page_count)
         self._held = Claims(page_count)
@@ -110,12 +110,14 @@ class PageUsage:
     def record_forward_writes(self, forward: RecordedForward, pages: IntArray | None) -> None:
         """Note what a recorded forward writes here, None for "unknown" (row L7), until it retires. Nobody waits.
 
-        By reference: on the per-step path it costs the same for any number of pages.
+        By reference: on the per-step path it costs the same for any number of pages. The first question of a move raises
+        `InvariantError` if it names a page outside the band, a padded row's −1 among them.
         """
         self._writes.record(forward, pages)
 
     def writers(self, sources: IntArray) -> Writers:
         """What a move of `sources` waits for, each kind where its field says. Asking waits for nothing."""
+        self._lists.check(sources, "a move")
         _, _, signals = self._uses.hazards_on(sources)
         writing = [signal for signal in signals if signal.access is Access.WRITE]
         return Writers(
@@ -130,6 +132,7 @@ class PageUsage:
         Those that an unretired forward may write (all of them while one's writes are unknown), that a receive writes, that are
         fixed, or that are held.
         """
+        self._lists.check(sources, "a move")
         stop = self._writes.written(sources) | self._fixed.claimed(sources) | self._held.claimed(sources)
         for signal, places in self._uses.by_signal(sources):
             if isinstance(signal, NetworkTransfer) and signal.access is Access.WRITE:
@@ -308,6 +311,10 @@ class PageUsage:
 
     # ── what clearance reads ──
 
+    def check_pages(self, pages: IntArray) -> None:
+        """Raise `InvariantError` for a page outside the band: a question about it has no answer. Nobody waits."""
+        self._lists.check(pages, "a question")
+
     @property
     def is_clear(self) -> bool:
         """Whether no page can carry a hazard at all: the usual case, and the quick one. Nobody waits."""
@@ -320,7 +327,11 @@ class PageUsage:
         return bool(busy) or self.fences.steers_choice
 
     def hazards_on(self, pages: IntArray) -> Hazards:
-        """Every hazard of `pages`; who waits for each is in `CLEARANCE`, asking waits for nothing."""
+        """Every hazard of `pages`; who waits for each is in `CLEARANCE`, asking waits for nothing.
+
+        Raises `InvariantError` for a page outside the band.
+        """
+        self.check_pages(pages)
         places, kinds, signals = self._uses.hazards_on(pages) if self._uses else (_NO_PAGES, _NO_KINDS, [])
         found = [(places, kinds)]
         newest = _NO_FORWARD
