@@ -34,8 +34,8 @@ PRINTED = """\
 | `FORWARD`: the next forward | none: forward stream order | stream wait | host wait | excluded |
 | `SCHEDULE_COPY`: a move or a state copy | stream wait | stream wait | host wait | excluded |
 | `ZERO`: zeroing on hand-out | stream wait | stream wait | host wait | excluded |
-| `HOST_LOAD`: a load from host memory | none: its stream has waited for the forward stream | stream wait | host wait | excluded |
-| `NETWORK_RECEIVE`: a peer's write | after retire: ids leave behind a gate | stream wait | host wait | excluded |
+| `HOST_LOAD`: a load from host memory | none: its stream has waited for the forward and schedule streams | stream wait | host wait | excluded |
+| `NETWORK_RECEIVE`: a peer's write | after retire: ids leave behind a gate, only after the forward | stream wait | host wait | excluded |
 """
 
 

@@ -112,6 +112,20 @@ def test_a_free_of_no_page_is_no_batch() -> None:
     assert pending.settle(1)[1] is None
 
 
+@pytest.mark.requirement("L2", "L8")
+def test_pages_are_freed_under_no_forward_before_one_that_others_wait_for() -> None:
+    """Batches come back from the front: one that is out of order would return late, or with a later forward's event."""
+    pending = PendingPages()
+    pending.add(ids(1), recorded(3))
+    pending.add(ids(2), recorded(4))
+    with pytest.raises(InvariantError) as caught:
+        pending.add(ids(5, 6), recorded(3))
+    assert caught.value.invariant == "forward.pending_in_launch_order"
+    assert "2 pages are freed under forward 3, others pend behind 4" in str(caught.value)
+    assert pending.pages().tolist() == [1, 2]
+    pending.add(ids(), recorded(3))
+
+
 class PendingAgainstAList(RuleBasedStateMachine):
     """Steps and pending pages beside one list of `(forward, event, page)` a page, oldest first."""
 

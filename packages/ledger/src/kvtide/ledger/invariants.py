@@ -73,7 +73,7 @@ _ALL = (
     Invariant(
         id="forward.fresh_event",
         guard="ledger",
-        holds="Each recorded forward has an event of its own.",
+        holds="Each recorded forward, and each completion noted for one, has an event of its own.",
     ),
     Invariant(
         id="forward.processed_in_launch_order",
@@ -94,6 +94,11 @@ _ALL = (
         id="forward.idle_has_no_pending",
         guard="ledger",
         holds="With no recorded forward in flight no page is pending.",
+    ),
+    Invariant(
+        id="forward.pending_in_launch_order",
+        guard="ledger",
+        holds="Pages are freed under the newest forward in flight, never under one before it.",
     ),
     Invariant(
         id="usage.page_in_band",
