@@ -119,17 +119,57 @@ def test_a_page_stays_fixed_until_its_last_owner_lets_go() -> None:
 
 @pytest.mark.requirement("L4")
 def test_a_hold_stops_moves_made_for_gain_and_binds_nobody_else() -> None:
-    """Relief may move a held page for want of another layout; the gate is then taken anew."""
+    """The next writer is the peer itself, who waits for nothing of its own."""
     _, usage = band()
     hold = ReceiveHold("request 42")
     usage.hold(hold, ids(3, 4))
     assert usage.has_holds
     assert usage.stopping(ids(2, 3)).tolist() == [False, True]
     assert usage.is_clear
-    assert usage.vacate(ids(3)).tolist() == [3]
-    assert usage.held_pages().tolist() == [3, 4]
     assert usage.release_hold(hold).tolist() == [3, 4]
     assert not usage.has_holds
+
+
+@pytest.mark.requirement("L4", "T4")
+def test_a_hold_follows_a_move_that_is_made_all_the_same() -> None:
+    """Relief may move a held page for want of another layout: what the peer will write must be held where it is now."""
+    _, usage = band()
+    first, second = ReceiveHold("request 42"), ReceiveHold("request 43")
+    usage.hold(first, ids(3, 4))
+    usage.hold(first, ids(9))
+    usage.hold(second, ids(4, 7))
+    invariant, text = broken(lambda: usage.vacate(ids(2, 3)))
+    assert invariant == "usage.hold_follows_move"
+    assert "pages [3] of band 'window-128' move, held by" in text
+    assert "2 sources to no targets" in text
+    assert broken(lambda: usage.vacate(ids(2, 3), ids(1)))[0] == "usage.hold_follows_move"
+    assert broken(lambda: usage.vacate(ids(2, 3), ids(1, 16)))[0] == "usage.page_in_band"
+    assert broken(lambda: usage.vacate(ids(2, 3), ids(1, 1)))[0] == "usage.page_named_once"
+    assert usage.held_pages().tolist() == [3, 4, 7, 9]
+    # A block that shifts by one: page 3 goes where 4 was, in the same move.
+    assert usage.vacate(ids(4, 2, 3), ids(5, 3, 4)).tolist() == [4, 2, 3]
+    assert usage.held_pages().tolist() == [4, 5, 7, 9]
+    assert usage.stopping(ids(3, 4, 5)).tolist() == [False, True, True]
+    assert usage.release_hold(first).tolist() == [4, 5, 9]
+    assert usage.stopping(ids(4, 5, 7, 9)).tolist() == [False, True, True, False]
+    assert usage.release_hold(second).tolist() == [5, 7]
+
+
+@pytest.mark.requirement("L4", "L8")
+def test_pages_that_a_load_has_reserved_are_told_from_others_that_are_fixed() -> None:
+    """An owner may free a page that a relief plans around, and never one that a load will fill."""
+    _, usage = band()
+    reservation = Reservation("load of node 8")
+    usage.record(RECEIVE, ids(5, 6))
+    usage.fix("relief", ids(3, 4))
+    usage.fix(reservation, ids(4, 7))
+    usage.quarantine(RECEIVE)
+    assert usage.reserved(ids(3, 4, 5, 6, 7)).tolist() == [False, True, False, False, True]
+    usage.unfix("relief")
+    assert usage.reserved(ids(3, 4, 7)).tolist() == [False, True, True]
+    usage.unfix(reservation)
+    assert usage.reserved(ids(3, 4, 7)).tolist() == [False, False, False]
+    assert broken(lambda: usage.reserved(ids(-1)))[0] == "usage.page_in_band"
 
 
 @pytest.mark.requirement("L4", "L6")

@@ -215,10 +215,31 @@ class UsageAgainstADict(RuleBasedStateMachine):
         for page in self.uses:
             self.drop(page, {"held"})
 
+    @rule()
+    def go_on_in_a_clone(self) -> None:
+        """The clone answers from here on; whatever becomes of the original must not show."""
+        steps, fences, bands = self.steps, self.usage.fences, (self.usage, self.neighbour)
+        self.steps = steps.clone()
+        shared = fences.clone(self.steps)
+        self.usage, self.neighbour = (band.clone(self.steps, shared) for band in bands)
+        everything = np.arange(PAGE_COUNT)
+        bands[0].take_vacated(bands[0].vacated_pages())
+        for signal in bands[0].signals():
+            bands[0].end(signal)
+        bands[0].fix("original", everything)
+        bands[0].hold(ReceiveHold("original"), everything)
+        bands[1].record(NetworkTransfer("original", Access.WRITE), np.arange(NEIGHBOUR_COUNT))
+        bands[1].fence(np.arange(NEIGHBOUR_COUNT))
+        recorded = steps.forward_recorded(steps.forward_launched(), ImmediateEvent(STREAM))
+        bands[0].record_forward_writes(recorded, None)
+        steps.wait_queued(recorded.event)
+        steps.host_synchronised(recorded.event)
+
     # ── moves ──
 
-    @rule(pages=PAGES)
-    def vacate(self, pages: list[int]) -> None:
+    @rule(pages=PAGES, order=st.none() | st.permutations(range(PAGE_COUNT)))
+    def vacate(self, pages: list[int], order: list[int] | None) -> None:
+        targets = None if order is None else order[: len(pages)]
         forbidden = [
             page
             for page in pages
@@ -229,10 +250,19 @@ class UsageAgainstADict(RuleBasedStateMachine):
         ]
         if forbidden:
             with pytest.raises(InvariantError):
-                self.usage.vacate(ids(pages))
+                self.usage.vacate(ids(pages), None if targets is None else ids(targets))
             return
+        if targets is None and any(self.has(page, "held") for page in pages):
+            with pytest.raises(InvariantError):
+                self.usage.vacate(ids(pages))
+            targets = pages[::-1]
         newest = self.flying[-1][0].forward if self.flying else -1
-        ready = self.usage.vacate(ids(pages)).tolist()
+        ready = self.usage.vacate(ids(pages), None if targets is None else ids(targets)).tolist()
+        held = [[use for use in self.uses[page] if use[0] == "held"] for page in pages]
+        for page in pages:
+            self.drop(page, {"held"})
+        for page, uses in zip(targets or (), held, strict=bool(targets)):
+            self.uses[page] += uses
         stay = [page for page in pages if newest > self.retired or self.under_transfer(page)]
         assert ready == [page for page in pages if page not in stay]
         for page in stay:
@@ -384,7 +414,7 @@ class UsageAgainstADict(RuleBasedStateMachine):
             assert all("fixes" in line for line in self.usage.open_uses())
 
 
-@pytest.mark.requirement("L4", "L5", "L6", "L7", "C8")
+@pytest.mark.requirement("L4", "L5", "L6", "L7", "C8", "C13")
 def test_any_run_of_uses_answers_as_a_dict_of_lists_would() -> None:
     """Which pages are free to go, what they wait for, what a move waits for and leaves behind, whoever asks and whenever."""
     run_state_machine_as_test(

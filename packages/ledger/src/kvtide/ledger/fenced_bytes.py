@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from kvtide.device import IntArray, UnitGrid
 from kvtide.ledger.clearance_table import Hazard
+from kvtide.ledger.cloning import clone_of
 from kvtide.ledger.forward_steps import ForwardSteps
 from kvtide.ledger.signals import HostCopy, NetworkTransfer, Signal
 
@@ -78,6 +79,10 @@ class FencedBytes:
         self._steps = steps
         self._band_count = 0
         self._reset()
+
+    def clone(self, steps: ForwardSteps) -> FencedBytes:
+        """The same fences, which go their own way over a clone of the steps; signals are shared (row C13). Nobody waits."""
+        return clone_of(self, _steps=steps)
 
     def _reset(self) -> None:
         self._fences: dict[int, Fence] = {}

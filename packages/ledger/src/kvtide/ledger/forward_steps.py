@@ -22,6 +22,7 @@ from collections import deque
 from typing import NamedTuple
 
 from kvtide.device import Event
+from kvtide.ledger.cloning import clone_of
 from kvtide.ledger.errors import InvariantError
 
 
@@ -56,6 +57,10 @@ class ForwardSteps:
         self._recorded: deque[RecordedForward] = deque()
         self._completions: list[tuple[Event, int]] = []
         self._synchronised_through = -1
+
+    def clone(self) -> ForwardSteps:
+        """The same forwards in flight, which go their own way; events are shared (row C13). Nobody waits."""
+        return clone_of(self)
 
     # ── questions ──
 

@@ -141,6 +141,11 @@ _ALL = (
         holds="A move has waited for every forward and receive that may write a source.",
     ),
     Invariant(
+        id="usage.hold_follows_move",
+        guard="ledger",
+        holds="A move of a held page says where it went, and the hold goes along.",
+    ),
+    Invariant(
         id="usage.vacated_once",
         guard="ledger",
         holds="A page is vacated by one move at a time.",

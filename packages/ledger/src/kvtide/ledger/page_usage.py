@@ -17,7 +17,7 @@ uses found), none of them a Python loop over pages. The ledger decides nothing a
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -25,48 +25,21 @@ import numpy.typing as npt
 from kvtide.device import IntArray, UnitGrid
 from kvtide.ledger.claims import Claims
 from kvtide.ledger.clearance_table import Hazard
+from kvtide.ledger.cloning import clone_of
 from kvtide.ledger.errors import InvariantError
 from kvtide.ledger.fenced_bytes import Fence, FencedBytes, byte_ranges
 from kvtide.ledger.forward_steps import ForwardSteps, RecordedForward
 from kvtide.ledger.forward_writes import ForwardWrites
+from kvtide.ledger.page_answers import Hazards, Writers
 from kvtide.ledger.page_lists import PageLists, some
 from kvtide.ledger.signal_uses import SignalUses
-from kvtide.ledger.signals import Access, HostCopy, NetworkTransfer, ReceiveHold, Signal
+from kvtide.ledger.signals import Access, HostCopy, NetworkTransfer, ReceiveHold, Reservation, Signal
 from kvtide.ledger.vacated_pages import VacatedPages
 
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
 _NO_PAGES: IntArray = np.empty(0, np.int64)
 _NO_KINDS: npt.NDArray[np.int8] = np.empty(0, np.int8)
 _NO_FORWARD = -1
-
-
-class Writers(NamedTuple):
-    """What a move must wait for before it reads its sources: all that may still write them."""
-
-    forward: RecordedForward | None
-    """The newest unretired forward that may write a source: the schedule stream waits for its event."""
-
-    copies: tuple[HostCopy, ...]
-    """Loads: the schedule stream waits for their finish events."""
-
-    transfers: tuple[NetworkTransfer, ...]
-    """Receives: the host waits, outside every stream."""
-
-
-class Hazards(NamedTuple):
-    """What binds the next writer of some pages. Who waits for each, and where, is in `CLEARANCE`."""
-
-    places: IntArray
-    """Places in the pages asked about, one for each pair of a page and a hazard on it."""
-
-    kinds: npt.NDArray[np.int8]
-    """The `Hazard` of each pair."""
-
-    signals: list[Signal]
-    """Copies and transfers among them, each once."""
-
-    newest_forward: int
-    """The newest unretired forward that may read one of the pages; −1 for none."""
 
 
 class PageUsage:
@@ -101,9 +74,27 @@ class PageUsage:
         self._uses = SignalUses(name, page_count)
         self._writes = ForwardWrites(steps, self._lists, page_count)
         self._vacated = VacatedPages(page_count)
-        self._fixed = Claims(page_count)
-        self._held = Claims(page_count)
+        self._fixed = Claims(name, "fixes", page_count)
+        self._reserved = Claims(name, "reserves", page_count)
+        self._held = Claims(name, "holds", page_count)
         self._transfer_ended = False
+
+    def clone(self, steps: ForwardSteps, fences: FencedBytes) -> PageUsage:
+        """A ledger of the same uses that goes its own way, over clones of its `steps` and `fences` (row C13). Nobody waits.
+
+        Signals, events and owners are the same objects: what ends a use here ends it there, each for itself.
+        """
+        return clone_of(
+            self,
+            steps=steps,
+            fences=fences,
+            _uses=self._uses.clone(),
+            _writes=clone_of(self._writes, _steps=steps),
+            _vacated=clone_of(self._vacated),
+            _fixed=clone_of(self._fixed),
+            _reserved=clone_of(self._reserved),
+            _held=clone_of(self._held),
+        )
 
     # ── forward writes ──
 
@@ -191,16 +182,20 @@ class PageUsage:
 
     # ── moves ──
 
-    def vacate(self, sources: IntArray) -> IntArray:
+    def vacate(self, sources: IntArray, targets: IntArray | None = None) -> IntArray:
         """Note that a move has copied `sources` away; those that are holes at once. The host does not wait.
 
         Call it once the move's copy is queued behind `writers(sources)`. A source that an unretired forward or a send may still
         read stays behind as vacated. One that only a backup reads is a hole already: its record here makes the next writer's
-        stream wait. Raises `InvariantError`, with nothing changed, for a source that is fixed or still written.
+        stream wait. `targets` says where each went, for holds follow a move; it may be left out where no source is held. Raises
+        `InvariantError`, with nothing changed, for a source that is fixed or still written, or whose hold knows no target.
         """
         self.steps.check_pages_may_change("a move")
         self._lists.check_once(sources, "a move")
         self._check_moved(sources)
+        if targets is not None:
+            self._lists.check_once(targets, "the targets of a move")
+        self._held.move(sources, targets)
         newest = self.steps.newest_unretired
         if newest is not None:
             self._vacated.add(sources, newest.forward)
@@ -275,6 +270,8 @@ class PageUsage:
                 "a failed transfer's fenced bytes were forgotten; call quarantine",
             )
         self._fixed.add(owner, pages)
+        if isinstance(owner, Reservation):
+            self._reserved.add(owner, pages)
 
     def unfix(self, owner: Hashable) -> IntArray:
         """End an owner's promise, a transfer's quarantine among them; its pages, of which others may still fix some. Nobody waits.
@@ -282,19 +279,29 @@ class PageUsage:
         A load's reservation ends after its copy is recorded, so that no moment is left in between. Raises `InvariantError` for
         an owner that fixes nothing.
         """
-        pages = self._release(self._fixed, owner, "fixes")
-        if isinstance(owner, NetworkTransfer):
+        pages = self._fixed.remove(owner)
+        if isinstance(owner, Reservation):
+            self._reserved.remove(owner)
+        elif isinstance(owner, NetworkTransfer):
             self.fences.end(self._band, owner)
         return pages
 
+    def reserved(self, pages: IntArray) -> BoolArray:
+        """Which of `pages` a load has reserved, whoever else fixes some: an owner frees none of them. Nobody waits."""
+        self.check_pages(pages)
+        return self._reserved.claimed(pages)
+
     def hold(self, hold: ReceiveHold, pages: IntArray) -> None:
-        """Keep moves made for gain away from a receive's pages until publication; nobody waits for a hold."""
+        """Keep moves made for gain away from a receive's pages until publication; nobody waits for a hold.
+
+        A move made all the same takes the hold along (`vacate`), and the ids are then read anew (row T4).
+        """
         self._lists.check(pages, hold.name)
         self._held.add(hold, pages)
 
     def release_hold(self, hold: ReceiveHold) -> IntArray:
-        """End a hold; its pages. Nobody waits. Raises `InvariantError` for one that holds nothing."""
-        return self._release(self._held, hold, "holds")
+        """End a hold; its pages, where they are now. Nobody waits. Raises `InvariantError` for one that holds nothing."""
+        return self._held.remove(hold)
 
     @property
     def has_holds(self) -> bool:
@@ -348,12 +355,8 @@ class PageUsage:
             signals = list(dict.fromkeys(signals + met.signals))
         if len(found) == 1:
             return Hazards(*found[0], signals, newest)
-        return Hazards(
-            np.concatenate([places for places, _ in found]),
-            np.concatenate([kinds for _, kinds in found]),
-            signals,
-            newest,
-        )
+        all_places, all_kinds = zip(*found, strict=True)
+        return Hazards(np.concatenate(all_places), np.concatenate(all_kinds), signals, newest)
 
     def open_uses(self) -> tuple[str, ...]:
         """One line for each use that is not over, for reports and leak checks; nobody waits."""
@@ -381,15 +384,6 @@ class PageUsage:
     def _is_read(self) -> bool:
         """Whether an unretired forward may read what a move left behind."""
         return self._vacated.newest_reader > self.steps.retired_through
-
-    def _release(self, claims: Claims, owner: Hashable, verb: str) -> IntArray:
-        if owner not in claims:
-            raise InvariantError(
-                "usage.claim_released_once",
-                f"{owner!r} {verb} no page of band {self.name!r}",
-                "its claim was released before, or made in another band",
-            )
-        return claims.remove(owner)
 
     def _check_moved(self, sources: IntArray) -> None:
         if self._fixed and self._fixed.claimed(sources).any():

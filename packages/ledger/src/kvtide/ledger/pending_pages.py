@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kvtide.device import Event, IntArray
+from kvtide.ledger.cloning import clone_of
 from kvtide.ledger.errors import InvariantError
 from kvtide.ledger.forward_steps import RecordedForward
 
@@ -35,6 +36,10 @@ class PendingPages:
     def __init__(self) -> None:
         self._batches: deque[PendingBatch] = deque()
         self._page_count = 0
+
+    def clone(self) -> PendingPages:
+        """The same batches, which go their own way; events are shared (row C13). Nobody waits."""
+        return clone_of(self)
 
     def __len__(self) -> int:
         """Pages in all batches; free in every question of capacity. Nobody waits here."""

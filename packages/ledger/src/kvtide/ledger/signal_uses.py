@@ -7,6 +7,7 @@ import numpy.typing as npt
 
 from kvtide.device import IntArray
 from kvtide.ledger.clearance_table import Hazard
+from kvtide.ledger.cloning import clone_of
 from kvtide.ledger.errors import InvariantError
 from kvtide.ledger.page_lists import named_twice
 from kvtide.ledger.signals import NetworkTransfer, Signal
@@ -30,6 +31,10 @@ class SignalUses:
         self._use_of: dict[Signal, int] = {}
         self.transfer_count = 0
         """Uses by transfers that are not over."""
+
+    def clone(self) -> SignalUses:
+        """The same uses, which go their own way; signals are shared."""
+        return clone_of(self, _index=clone_of(self._index))
 
     def __len__(self) -> int:
         """Uses not over."""
