@@ -259,6 +259,20 @@ def test_an_event_that_was_noted_is_noted_for_nothing_else(used: str, role: str)
     assert f"an event that forward {first.forward if 'older' in used else second.forward}, in flight" in text
 
 
+@pytest.mark.requirement("L1")
+def test_an_event_of_a_forward_that_is_over_may_be_recorded_again() -> None:
+    """Engines pool their events. A completion that was kept past its forward would stand in the way, and in memory."""
+    steps = ForwardSteps()
+    event, completion = fresh_event(), fresh_event()
+    for _ in range(5):
+        record = steps.forward_launched()
+        steps.forward_recorded(record, event)
+        steps.completion_recorded(record, completion)
+        assert broken(lambda: steps.forward_processed(record))[0] == "forward.processed_after_completion"  # noqa: B023
+        steps.host_synchronised(completion)
+        steps.forward_processed(record)
+
+
 @pytest.mark.requirement("L6")
 def test_a_forward_retires_when_processed_or_when_the_schedule_stream_waits_for_it_with_all_before_it() -> (
     None

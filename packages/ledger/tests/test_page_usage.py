@@ -206,6 +206,18 @@ def test_unknown_writes_stop_every_move_for_gain_until_the_forward_retires() -> 
     assert usage.stopping(ids(2, 3)).tolist() == [False, False]
 
 
+@pytest.mark.requirement("L4", "L6")
+def test_what_is_moved_once_the_forward_in_flight_has_retired_is_a_hole_at_once() -> None:
+    """It is unprocessed and may still run, and whatever the schedule stream writes from now on comes behind it."""
+    steps, usage = band()
+    forward = launch(steps, usage, ids(9))
+    steps.wait_queued(steps.recorded(forward).event)
+    assert steps.newest_recorded is not None
+    assert usage.vacate(ids(1, 2)).tolist() == [1, 2]
+    assert usage.vacated_pages().tolist() == []
+    assert usage.is_clear
+
+
 @pytest.mark.requirement("L7")
 def test_without_overlap_nothing_is_recorded_and_a_moved_page_is_a_hole_at_once() -> None:
     """The forward is processed before the next allocation, so nobody can still read what is moved or freed."""
