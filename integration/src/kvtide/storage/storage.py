@@ -150,6 +150,7 @@ class KVStorage:
         newest = self._steps.newest_recorded
         if newest is not None:
             device.wait_event(device.schedule_stream, newest.event)
+            self._steps.wait_queued(newest.event)
         device.upload(device.schedule_stream)
         device.wait_event(device.forward_stream, device.record_event(device.schedule_stream))
         return UnresolvedIds(
