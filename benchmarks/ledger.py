@@ -20,6 +20,7 @@ from kvtide.device import ImmediateEvent, ImmediateStream, IntArray
 from kvtide.ledger import (
     Access,
     Consumer,
+    FencedBytes,
     ForwardSteps,
     HostCopy,
     NetworkTransfer,
@@ -95,6 +96,30 @@ class Engine:
             choose_holes(Consumer.ZERO, usage, self.some_used, REQUESTS)
 
 
+class Crowded:
+    """One band that shares its arena with another, which has fenced what 1,000 backups read; a send and many holes."""
+
+    def __init__(self) -> None:
+        steps = ForwardSteps()
+        fences = FencedBytes(steps)
+        left, self.band = (PageUsage(steps, PAGES, fences=fences) for _ in range(2))
+        for use in range(OPEN_USES):
+            backup = HostCopy(f"backup {use}", Access.READ, ImmediateEvent(STREAM))
+            pages = np.arange(3 * use, 3 * use + 2)
+            left.record(backup, pages)
+            left.fence(pages)
+        self.pages = np.random.default_rng(2).permutation(PAGES - 10_000)[:REQUESTS] + 10_000
+        self.holey = PageUsage(steps, PAGES)
+        self.holey.record(NetworkTransfer("send", Access.READ), np.arange(PAGES_EACH))
+        self.holes = np.arange(100_000)
+
+    def clear(self) -> None:
+        clearance(Consumer.ZERO, self.band, self.pages)
+
+    def choose_among_many(self) -> None:
+        choose_holes(Consumer.ZERO, self.holey, self.holes, REQUESTS)
+
+
 class Floor:
     """The bare calls: a queue in, a queue out, one look-up a page and one test whether any hits, for each band."""
 
@@ -115,6 +140,9 @@ class Floor:
     def clear(self) -> None:
         for first in self.first:
             np.flatnonzero(first[self.pages])
+
+    def look_up(self) -> None:
+        np.flatnonzero(self.first[0][self.pages])
 
     def open_and_end(self, pages: IntArray) -> None:
         self.first[0][pages] = 1
@@ -149,7 +177,7 @@ def main() -> None:
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     quiet, busy = Engine(0), Engine(OPEN_USES)
-    floor = Floor(quiet)
+    floor, crowded = Floor(quiet), Crowded()
 
     def floor_step() -> None:
         floor.record_forward()
@@ -183,6 +211,9 @@ def main() -> None:
             "clearance busy": lambda: busy.clear(busy.clear_pages),
             "clearance hit": lambda: busy.clear(busy.some_used),
             "choice hit": busy.choose,
+            "floor look-up": floor.look_up,
+            "fences": crowded.clear,
+            "many holes": crowded.choose_among_many,
             "use of 100": lambda: busy.open_and_end(busy.clear_pages[:100]),
             "floor use of 100": lambda: floor.open_and_end(busy.clear_pages[:100]),
             "use of 10,000": lambda: busy.open_and_end(busy.many_pages),
@@ -201,6 +232,8 @@ def main() -> None:
         ("clearance alone, uses open, none met", "clearance busy", "floor clearance"),
         ("clearance alone, 16 pages under a use", "clearance hit", "floor clearance"),
         ("choice of 256 holes, 16 under a use", "choice hit", "floor clearance"),
+        ("clearance in one band, 1,000 fences of another open, none met", "fences", "floor look-up"),
+        ("choice of 256 among 100,000 holes in one band, a send open", "many holes", "floor look-up"),
         ("open and end a use of 100 pages in one band, 1,000 others open", "use of 100", "floor use of 100"),
         ("open and end a use of 10,000 pages", "use of 10,000", "floor use of 10,000"),
     ):

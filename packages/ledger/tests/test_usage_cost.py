@@ -74,6 +74,22 @@ def busy_band(use_count: int, pages_each: int) -> tuple[PageUsage, list[HostCopy
     return usage, copies
 
 
+def crowded_band(entry_count: int) -> PageUsage:
+    """A band in which so many batches are vacated, and so many fences of each kind open, none of them on its last pages."""
+    steps = ForwardSteps()
+    fences = FencedBytes(steps)
+    usage = PageUsage(steps, ARENA_PAGES, grid=UnitGrid(0, 16), fences=fences)
+    usage.record(NetworkTransfer("send", Access.READ), np.arange(100))
+    recorded = steps.forward_recorded(steps.forward_launched(), ImmediateEvent(STREAM))
+    usage.record_forward_writes(recorded, np.arange(10))
+    for entry in range(entry_count):
+        pages = np.arange(5000 + 4 * entry, 5004 + 4 * entry)
+        usage.vacate(pages[:2])
+        usage.record(copy(), pages[2:3])
+        usage.fence(pages[1:3])
+    return usage
+
+
 def spread(page_count: int) -> IntArray:
     """Pages over the whole band, some of them under a use."""
     return np.arange(page_count) * (ARENA_PAGES // page_count)
@@ -124,6 +140,40 @@ def test_other_uses_and_a_large_arena_cost_nothing(operation: str) -> None:
     assert max(peaks) < 64 * 1024, (
         f"256 pages took {peaks} bytes: the uses hold 800,000, a byte a page 1,000,000"
     )
+
+
+@pytest.mark.requirement("L4")
+@pytest.mark.parametrize("operation", [*OPERATIONS, "take early", "end with a fence"])
+def test_other_batches_and_fences_are_passed_over_without_a_python_loop(operation: str) -> None:
+    """With 1,000 vacated batches and 2,000 fences elsewhere the same instructions run; their ranges cost memory by the pass."""
+    operations = OPERATIONS | {
+        "take early": lambda usage, pages: (usage.vacate(pages), usage.take_vacated(pages[::2])),
+        "end with a fence": lambda usage, pages: (
+            usage.record(one := copy(), pages),
+            usage.fence(pages),
+            usage.end(one),
+        ),
+    }
+    pages = np.arange(ARENA_PAGES - 256, ARENA_PAGES)
+    counts, peaks = [], []
+    for entry_count in (10, 1000):
+        usage = crowded_band(entry_count)
+        counts.append(instructions(lambda: operations[operation](usage, pages)))  # noqa: B023
+        usage = crowded_band(entry_count)
+        peaks.append(peak_bytes(lambda: operations[operation](usage, pages)))  # noqa: B023
+    assert counts[1] <= counts[0] + 30
+    assert max(peaks) < 128 * 1024
+
+
+@pytest.mark.requirement("L4", "C8")
+def test_a_choice_of_few_among_many_holes_looks_at_few() -> None:
+    """A long-running band has a hundred thousand holes; with a send open somewhere the choice must not ask about them all."""
+    usage = PageUsage(ForwardSteps(), ARENA_PAGES)
+    usage.record(NetworkTransfer("send", Access.READ), np.arange(100))
+    holes = np.arange(100_000)
+    chosen = choose_holes(Consumer.ZERO, usage, holes, 256)
+    assert chosen.pages.tolist() == list(range(100, 356))
+    assert peak_bytes(lambda: choose_holes(Consumer.ZERO, usage, holes, 256)) < 64 * 1024
 
 
 @pytest.mark.requirement("L4")

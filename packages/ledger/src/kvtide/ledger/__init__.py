@@ -16,7 +16,7 @@ from kvtide.ledger.clearance_table import (
 )
 from kvtide.ledger.clearing import Clearance, HoleChoice, choose_holes, clearance, queue_stream_waits
 from kvtide.ledger.errors import InvariantError
-from kvtide.ledger.fenced_bytes import Fence, FencedBytes
+from kvtide.ledger.fenced_bytes import Fence, FencedBytes, FencesMet
 from kvtide.ledger.forward_steps import ForwardSteps, LaunchRecord, RecordedForward
 from kvtide.ledger.invariants import INVARIANTS, CheckLevel, Invariant, InvariantChecks
 from kvtide.ledger.page_answers import Hazards, Writers
@@ -39,6 +39,7 @@ __all__ = [
     "Consumer",
     "Fence",
     "FencedBytes",
+    "FencesMet",
     "ForwardSteps",
     "Hazard",
     "Hazards",

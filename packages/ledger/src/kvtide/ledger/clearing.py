@@ -137,7 +137,7 @@ def choose_holes(
         parts.append(_groups(usage, holes[seen : seen + max(seen, 2 * page_count, _FEW)], answers))
         seen += len(parts[-1])
         clear += len(parts[-1]) - int(np.count_nonzero(parts[-1]))
-    groups = np.concatenate(parts)
+    groups = parts[0] if len(parts) == 1 else np.concatenate(parts)
     first, behind_forward, behind_transfer, _ = np.bincount(groups, minlength=4).tolist()
     chosen_count = min(page_count, first + behind_forward + behind_transfer)
     order = np.argsort(groups, kind="stable")[:chosen_count]

@@ -178,6 +178,8 @@ class FencedBytes:
         if not self._fences or not len(pages):
             return FencesMet(_NO_PLACES, _NO_KINDS, [], _NO_FORWARD)
         places, numbers = self._find(grid, pages)
+        if not len(places):
+            return FencesMet(_NO_PLACES, _NO_KINDS, [], _NO_FORWARD)
         met = [self._fences[number] for number in np.unique(numbers).tolist()]
         waited = dict.fromkeys(
             fence.signal for fence in met if fence.signal is not None and fence.hazard is not Hazard.FIXED
@@ -192,12 +194,14 @@ class FencedBytes:
     def _find(self, grid: UnitGrid, pages: IntArray) -> tuple[IntArray, IntArray]:
         """Every pair of a place in `pages` and the number of a fence that the page overlaps."""
         count = self._range_count
+        first_byte = grid.origin_bytes + int(pages.min()) * grid.unit_bytes
+        end_byte = grid.origin_bytes + (int(pages.max()) + 1) * grid.unit_bytes
+        near = ((self._firsts[:count] < end_byte) & (self._ends[:count] > first_byte)).nonzero()[0]
+        if not len(near):
+            return _NO_PLACES, _NO_PLACES
+        near = near[self._kinds[self._owners[near]] != _OVER]
         order = np.argsort(pages, kind="stable")
         ascending = pages[order]
-        first_byte = grid.origin_bytes + int(ascending[0]) * grid.unit_bytes
-        end_byte = grid.origin_bytes + (int(ascending[-1]) + 1) * grid.unit_bytes
-        near = np.flatnonzero((self._firsts[:count] < end_byte) & (self._ends[:count] > first_byte))
-        near = near[self._kinds[self._owners[near]] != _OVER]
         # Pages [low, high) of the grid overlap the range; integer division rounds towards the lower page.
         low = (self._firsts[near] - grid.origin_bytes) // grid.unit_bytes
         high = -((grid.origin_bytes - self._ends[near]) // grid.unit_bytes)

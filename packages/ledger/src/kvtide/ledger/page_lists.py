@@ -10,6 +10,8 @@ import numpy as np
 from kvtide.device import IntArray
 from kvtide.ledger.errors import InvariantError
 
+_UNSIGNED = np.dtype(np.uint64)
+
 
 class PageLists:
     """What a band accepts as a list of its pages. It never waits, on host or stream."""
@@ -24,8 +26,11 @@ class PageLists:
 
     def check(self, pages: IntArray, who: str) -> None:
         """Raise `InvariantError` for a page outside the band."""
-        # As unsigned numbers, negative ids lie beyond every band: one pass instead of two.
-        if len(pages) and pages.view(np.uint64).max() >= self._page_count:
+        if not len(pages):
+            return
+        # As unsigned numbers, negative ids lie beyond every band: one pass instead of two, and argmax is the quickest.
+        unsigned = pages.view(_UNSIGNED)
+        if unsigned.item(unsigned.argmax()) >= self._page_count:
             raise InvariantError(
                 "usage.page_in_band",
                 f"{who!r} names pages from {pages.min()} to {pages.max()}, band {self._band_name!r} holds [0, {self._page_count})",

@@ -7,11 +7,13 @@
 | a move left its sources behind, and some forward or send still reads them | `vacate` | the forward retires, the send ends | FORWARD, NETWORK |
 | such bytes left the band with its frontier | `fence` | the reader is over | the reader's, for whichever band writes next |
 | somebody was promised that pages stay | `fix`, `hold` | `unfix`, `release_hold` | FIXED; none for a hold |
+| a failed transfer may still touch pages and fenced bytes | `quarantine` | `unfix` | FIXED |
 
 Pages travel as one-dimensional int64 arrays that name no page twice; a use keeps a reference to its array, so the caller must
 not write to it afterwards. Adding a use of n pages costs O(n), ending one O(its pages), a question about n pages O(n + the
-uses found), none of them a Python loop over pages. The ledger decides nothing and waits for nothing: `clearance` and
-`choose_holes` read it, callers queue the waits.
+uses found), and, while bytes are fenced, one pass of a few NumPy calls over the fenced ranges of the arena; none of them a
+Python loop over pages. Python runs over what is found: signals, and the forwards that read what a fence takes. The ledger
+decides nothing and waits for nothing: `clearance` and `choose_holes` read it, callers queue the waits.
 """
 
 from __future__ import annotations
