@@ -12,7 +12,7 @@ no later token reads are retired. Three things move the peak:
 - *the purpose* says where the request's own work begins, and whose the pages before that are.
 
 Every count is the most over all lives that the arguments allow. It is exact where chunks read pages, and for plain windows where
-they read activations. With a grid, overlap or attention chunks on top of activations it is a bound: what was kept before the
+they read activations. With a grid or attention chunks on top of activations it is a bound: what was kept before the
 chunk, a tail for each forward in flight and what a decode forward writes, or what chunks in pages would hold, whichever is less.
 """
 
