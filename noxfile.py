@@ -109,6 +109,12 @@ def integration(session: nox.Session) -> None:
     python(session, "-m", *PYTEST, "integration/tests", *session.posargs)
 
 
+@nox.session(default=False)
+def gpu(session: nox.Session) -> None:
+    """Everything that needs a GPU, on one; no part of CI. Share: 10 min at most."""
+    session.run("bash", "tools/gpu_check.sh", *session.posargs, env={"PYTHON": sys.executable}, external=True)
+
+
 # --- environments of `tests` --------------------------------------------------------------------------------------
 
 
@@ -163,11 +169,13 @@ def built_wheels() -> dict[str, Path]:
 
 @functools.cache
 def torch_base() -> Path:
-    """A folder of links to torch and what it depends on, as `.venv` has them, and to nothing else there."""
+    """A folder of links to torch, Triton and what they depend on, as `.venv` has them, and to nothing else there."""
     folder = SCRATCH / "torch-base"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    names, seen = ["torch"], set[str]()
+    # Triton's interpreter is a test tool of packages that use torch; there is none for every platform.
+    names = ["torch", *(["triton"] if importlib.util.find_spec("triton") else [])]
+    seen = set[str]()
     while names:
         name = names.pop()
         if name in seen:

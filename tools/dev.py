@@ -34,7 +34,7 @@ OLDEST_PYTHON = (3, 11)
 
 # What a CPU build of torch and everything else occupy, with room for pip's own temporary files. A CUDA build takes
 # more; running out later is recognised too, this only says so before the long download.
-NEEDED_BYTES = 3 * 2**30
+NEEDED_BYTES = 4 * 2**30
 FULL_BYTES = 2**20
 
 EXIT_SETUP_FAILED = 70
@@ -65,6 +65,7 @@ class Workspace:
         self.log = self.venv / "kvtide-dev.log"
         self.lock = root / ".venv.lock"
         self.constraints = root / "tools" / "constraints.txt"
+        self.cpu_constraints = root / "tools" / "constraints-cpu.txt"
         self.bin = self.venv / ("Scripts" if os.name == "nt" else "bin")
         self.python = self.bin / ("python.exe" if os.name == "nt" else "python")
 
@@ -79,7 +80,7 @@ class Workspace:
         interpreter = [str(sys.implementation.cache_tag), platform.machine(), str(self.root)]
         packages = hashlib.sha256(" ".join(self.tool_requirements()).encode())
         inputs = [folder / "pyproject.toml" for folder in self.projects()]
-        for path in [*inputs, self.constraints, Path(__file__).resolve()]:
+        for path in [*inputs, self.constraints, self.cpu_constraints, Path(__file__).resolve()]:
             packages.update(path.read_bytes() + b"\0")
         return {"interpreter": " ".join(interpreter), "packages": packages.hexdigest()}
 
@@ -98,6 +99,11 @@ class Workspace:
             if line.startswith("torch=="):
                 return line.split("#")[0].strip()
         raise SetupError("{} pins no torch: expected a line 'torch==VERSION'".format(self.constraints))
+
+    def torch_brings_triton(self) -> bool:
+        """Whether the torch in the environment asks for a Triton of its own, as CUDA builds do."""
+        found = self.venv.glob("lib/*/site-packages/torch-*.dist-info/METADATA")
+        return any("\nRequires-Dist: triton" in path.read_text(encoding="utf-8") for path in found)
 
     def tool_requirements(self) -> List[str]:
         """The development tools: the `dev` group of the root pyproject.toml, groups it includes among them."""
@@ -179,6 +185,8 @@ def install(work: Workspace, torch_index: Optional[str]) -> None:
     stage(work, pin.replace("==", " "), [*pip, *index, pin, "hatchling"])
     editable = [part for folder in work.projects() for part in ("--editable", str(folder))]
     editable[-1] += "[models]"
+    if not work.torch_brings_triton():
+        pip += ["--constraint", str(work.cpu_constraints)]
     # The backend is there already; without isolation pip need not install it once per package.
     stage(work, "packages", [*pip, *index, "--no-build-isolation", *editable, *work.tool_requirements()])
 

@@ -442,6 +442,30 @@ def test_pages_released_under_a_forward_pend_until_it_is_processed() -> None:
     assert all(band.pending_units == 0 for band in storage.chain.statistics().bands)
 
 
+@pytest.mark.requirement("L6")
+@pytest.mark.parametrize("end", ["recorded", "abandoned"])
+def test_the_barrier_of_a_launch_retires_the_forward_before(end: str) -> None:
+    """The schedule stream waits for it from then on, whatever becomes of the launch; what a move leaves behind is free again."""
+    storage, row = ready()
+    other = storage.admit([3], [4])
+    assert not isinstance(other, AdmissionRefusal)
+    first, second = storage.prepare_step([row], [8]), storage.prepare_step(other, [3])
+    assert isinstance(first, PreparedStep)
+    assert isinstance(second, PreparedStep)
+    storage.launch_forward(first)
+    storage.record_forward(first)
+    assert storage._steps.retired_through == -1
+    assert storage._steps.newest_unretired is not None
+    storage.launch_forward(second)
+    if end == "recorded":
+        storage.record_forward(second)
+    else:
+        storage.abandon(second)
+    assert first.launch is not None
+    assert storage._steps.retired_through == first.launch.forward
+    assert storage._steps.in_flight_count == (2 if end == "recorded" else 1)
+
+
 @pytest.mark.requirement("S1")
 def test_what_is_allocated_is_what_was_budgeted() -> None:
     """The capacity printed at boot is what the server has: arena and mirrors, to the byte."""

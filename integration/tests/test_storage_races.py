@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -58,6 +59,12 @@ class StorageDevice(ModelledDevice):
     @property
     def tables(self) -> Any:
         return {name: torch.from_numpy(table) for name, table in super().tables.items()}
+
+    def send(self, stream: Stream, arrays: Sequence[IntArray]) -> list[torch.Tensor]:
+        return [torch.from_numpy(array) for array in arrays]
+
+    def prewarm(self, grids: Sequence[UnitGrid]) -> None:
+        """Nothing is compiled."""
 
     def wait_event(self, stream: Stream, event: Event) -> None:
         if stream is self.dropped_stream:

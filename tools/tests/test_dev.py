@@ -66,6 +66,7 @@ class Checkout:
             '[dependency-groups]\ntest = ["pytest"]\ndev = [{ include-group = "test" }, "nox"]\n'
         )
         (root / "tools" / "constraints.txt").write_text("numpy==2.0\ntorch==2.13.0  # pinned\n")
+        (root / "tools" / "constraints-cpu.txt").write_text("triton==3.6.0\n")
         self.python = root / "fake-python"
         self.python.write_text(FAKE_PYTHON.format(root=str(root)))
         self.python.chmod(0o755)
@@ -122,6 +123,21 @@ def test_first_run_installs_torch_by_its_pin_and_then_the_rest(checkout: Checkou
     assert rest.endswith("pytest nox")
     assert "--no-build-isolation" in rest
     assert all(f"--constraint {checkout.root}/tools/constraints.txt" in call for call in (torch, rest))
+
+
+def test_triton_is_pinned_unless_torch_brings_its_own(checkout: Checkout) -> None:
+    """A CUDA build of torch asks for one exact Triton: a pin beside it could not be installed."""
+    pin = f"--constraint {checkout.root}/tools/constraints-cpu.txt"
+    checkout.run("run", "true")
+    _, torch, rest = checkout.calls()
+    assert pin not in torch
+    assert pin in rest
+    metadata = checkout.venv / "lib" / "python3.12" / "site-packages" / "torch-2.13.0.dist-info" / "METADATA"
+    metadata.parent.mkdir(parents=True)
+    metadata.write_text("Name: torch\nRequires-Dist: sympy\nRequires-Dist: triton==3.9.0\n")
+    (checkout.root / "tools" / "constraints-cpu.txt").write_text("triton==3.6.1\n")
+    checkout.run("run", "true")
+    assert pin not in " ".join(checkout.calls())
 
 
 def test_second_run_starts_no_interpreter(checkout: Checkout) -> None:

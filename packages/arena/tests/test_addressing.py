@@ -22,9 +22,13 @@ from kvtide.device import UnitGrid
 from kvtide.plan import (
     ArenaLayout,
     BandLayout,
+    ChunkLifetime,
+    CompressedGeometry,
     DType,
     FullLifetime,
+    Geometry,
     Growth,
+    IndexerKeys,
     KVLayerDecl,
     KVPart,
     KVStoragePlan,
@@ -33,12 +37,14 @@ from kvtide.plan import (
     MLAGeometry,
     PageSpan,
     Plane,
+    Quantization,
     StateGeometry,
     StateLifetime,
     TensorDecl,
     WindowLifetime,
     lay_out,
     pack,
+    page_multiple,
     plan_kv_storage,
 )
 
@@ -57,31 +63,65 @@ STATES = st.lists(st.tuples(st.lists(st.integers(1, 5), max_size=3), DTYPES), mi
 
 
 @st.composite
+def quantizations(draw: st.DrawFn) -> Quantization | None:
+    """None, scales a head or a block, or four-bit elements; widths drawn beside it are multiples of 4."""
+    scales = draw(st.sampled_from([None, DType.FLOAT32, DType.UINT8]))
+    block = draw(st.sampled_from([None, 2, 4]))
+    packed = draw(st.sampled_from([1, 2]))
+    quantization = Quantization(scale_dtype=scales, block_elements=block, elements_per_byte=packed)
+    return draw(st.sampled_from([None, quantization]))
+
+
+@st.composite
+def geometries(draw: st.DrawFn, kind: str) -> Geometry:
+    """One of a kind: unequal or shared K and V, a rotary key apart, scales, indexer keys, entries for several tokens."""
+    quantization, dtype = draw(quantizations()), draw(DTYPES)
+    width = draw(st.integers(1, 9)) * (4 if quantization else 1)
+    indexer = draw(st.sampled_from([None, IndexerKeys(5, DType.FLOAT8_E4M3, DType.FLOAT32)]))
+    if kind == "mha":
+        one_tensor = draw(st.booleans())
+        value_width = width if one_tensor else draw(st.integers(1, 9)) * (4 if quantization else 1)
+        return MHAGeometry(
+            draw(st.integers(1, 3)),
+            width,
+            value_width,
+            dtype,
+            one_tensor=one_tensor,
+            quantization=quantization,
+            indexer=indexer,
+        )
+    rope_dtype = draw(st.sampled_from([None, DType.BFLOAT16]))
+    rope_width = draw(st.integers(0, 3)) * (4 if quantization else 1)
+    latent = MLAGeometry(
+        width, rope_width, dtype, rope_dtype=rope_dtype, quantization=quantization, indexer=indexer
+    )
+    return latent if kind == "mla" else CompressedGeometry(latent, draw(st.sampled_from([1, 2, 4])))
+
+
+@st.composite
 def attention_parts(draw: st.DrawFn, lifetime: Lifetime) -> list[KVPart]:
     """One or two layers' parts of one kind and one lifetime, with shapes and types of their own."""
-    mla = draw(st.booleans())
-    parts = []
-    for _ in range(draw(st.integers(1, 2))):
-        width, dtype = draw(st.integers(1, 9)), draw(DTYPES)
-        if mla:
-            parts.append(KVPart(MLAGeometry(width, draw(st.integers(0, 3)), dtype), lifetime))
-        else:
-            heads, value_width = draw(st.integers(1, 3)), draw(st.integers(1, 9))
-            parts.append(KVPart(MHAGeometry(heads, width, value_width, dtype), lifetime))
-    return parts
+    kinds = ["mha", "mla", *(["compressed"] if isinstance(lifetime, FullLifetime) else [])]
+    kind = draw(st.sampled_from(kinds))
+    return [KVPart(draw(geometries(kind)), lifetime) for _ in range(draw(st.integers(1, 2)))]
 
 
 @st.composite
 def plans(draw: st.DrawFn, floating: bool = False) -> KVStoragePlan:
-    """Chains of one to five bands of MHA, MLA and state, `floating` ones with a float among them; a layer may hold attention
-    and state together.
+    """Chains of one to five bands of MHA, MLA, compressed chains and state, `floating` ones with a float among them, of one
+    page size or two; a layer may hold attention, a chain and state together.
     """
     windows = draw(st.integers(floating, 3))
     state = floating or draw(st.booleans())
     full = floating or (draw(st.booleans()) if windows or state else True)
-    lifetimes: list[Lifetime] = [WindowLifetime(2**place) for place in range(3, 3 + windows)]
+    lifetimes: list[Lifetime] = [
+        draw(st.sampled_from([WindowLifetime(2**place), ChunkLifetime(2 ** (place + 1))]))
+        for place in range(3, 3 + windows)
+    ]
     lifetimes += [FullLifetime()] * full
-    attention = [part for lifetime in lifetimes for part in draw(attention_parts(lifetime))]
+    parts = [part for lifetime in lifetimes for part in draw(attention_parts(lifetime))]
+    chains = [part for part in parts if isinstance(part.geometry, CompressedGeometry)]
+    attention = [part for part in parts if part not in chains]
     recurrent = [
         KVPart(
             StateGeometry(
@@ -91,20 +131,20 @@ def plans(draw: st.DrawFn, floating: bool = False) -> KVStoragePlan:
         )
         for tensors in (draw(st.lists(STATES, min_size=1, max_size=2)) if state else [])
     ]
-    layer_count = (
-        max(len(attention), len(recurrent)) if draw(st.booleans()) else len(attention) + len(recurrent)
+    layer_parts: list[list[KVPart]] = []
+    for group in (attention, chains, recurrent):
+        # Beside the layers there are, or into them.
+        first = 0 if draw(st.booleans()) else len(layer_parts)
+        layer_parts += [[] for _ in range(first + len(group) - len(layer_parts))]
+        for place, part in enumerate(group):
+            layer_parts[first + place].append(part)
+    layers = [KVLayerDecl(layer, tuple(parts)) for layer, parts in enumerate(layer_parts)]
+    pages = [size for size in (1, 2, 4, 16) if size % page_multiple(layers) == 0]
+    page_tokens = draw(st.sampled_from(pages))
+    smaller = draw(st.sampled_from([size for size in (1, 2, 4, 16) if page_tokens % size == 0]))
+    return plan_kv_storage(
+        layers, page_tokens=page_tokens, window_page_tokens=draw(st.sampled_from([None, smaller]))
     )
-    layers = [
-        KVLayerDecl(
-            layer,
-            (
-                *attention[layer : layer + 1],
-                *[part for place, part in enumerate(reversed(recurrent)) if layer == layer_count - 1 - place],
-            ),
-        )
-        for layer in range(layer_count)
-    ]
-    return plan_kv_storage(layers, page_tokens=draw(st.sampled_from([1, 2, 4, 16])))
 
 
 def prefix_of(plan: KVStoragePlan) -> int:
@@ -163,9 +203,8 @@ def planes_of(layout: ArenaLayout, routed: RoutedKVCache) -> Iterator[tuple[Band
 
 
 def view_of(routed: RoutedKVCache, band: BandLayout, layer: int) -> LayerView:
-    view = routed.state(layer) if band.page_tokens is None else routed.attention(layer)
-    assert view is not None
-    assert (view.band, view.page_tokens) == (band.name, band.page_tokens)
+    (view,) = [view for view in routed.views(layer) if view.band == band.name]
+    assert view.page_tokens == band.page_tokens
     return view
 
 
@@ -335,6 +374,25 @@ def golden_layout() -> ArenaLayout:
     return lay_out(plan_kv_storage(layers, page_tokens=4), 2000)
 
 
+def chains_layout() -> ArenaLayout:
+    """Quantised chunks of one tensor with scales, and a compressed chain with its indexer's keys, its layer's window beside
+    it in pages of half the size.
+    """
+    scales = Quantization(scale_dtype=DType.FLOAT32, block_elements=4, elements_per_byte=2)
+    chunk = MHAGeometry(1, 8, 8, DType.UINT8, one_tensor=True, quantization=scales)
+    entry = MLAGeometry(
+        6,
+        2,
+        DType.FLOAT8_E4M3,
+        rope_dtype=DType.BFLOAT16,
+        indexer=IndexerKeys(3, DType.FLOAT8_E5M2, DType.FLOAT32),
+    )
+    chain = KVPart(CompressedGeometry(entry, 4), FullLifetime())
+    window = KVPart(MLAGeometry(5, 0, DType.FLOAT16), WindowLifetime(8))
+    layers = [KVLayerDecl(0, (window, chain)), KVLayerDecl(1, (KVPart(chunk, ChunkLifetime(16)),))]
+    return lay_out(plan_kv_storage(layers, page_tokens=8, window_page_tokens=4), 1500)
+
+
 def address(arena: KVArena, view: torch.Tensor, page: int) -> int:
     """Where torch finds the first byte of one page of a view, from the region's start."""
     return view[page].data_ptr() - arena.bytes.data_ptr()
@@ -369,7 +427,9 @@ def test_the_addresses_are_those_on_file() -> None:
     python packages/arena/tests/test_addressing.py
     """
     assert render(golden_layout()) == (GOLDEN / "addresses.txt").read_text()
+    assert render(chains_layout()) == (GOLDEN / "addresses-of-chains.txt").read_text()
 
 
 if __name__ == "__main__":
     (GOLDEN / "addresses.txt").write_text(render(golden_layout()))
+    (GOLDEN / "addresses-of-chains.txt").write_text(render(chains_layout()))

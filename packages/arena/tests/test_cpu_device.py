@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -159,3 +161,26 @@ def test_tables_are_int32_at_addresses_that_no_upload_changes() -> None:
     assert not tables["ids:state"].any()
     with pytest.raises(RuntimeError, match="create them all in one call"):
         device.create_mirrors({"more": 1})
+
+
+@pytest.mark.requirement("A6")
+def test_without_triton_the_package_works_on_a_cpu_and_says_what_the_cuda_device_needs() -> None:
+    """Triton is optional: there is none for every platform, and importing it takes a second."""
+    program = """
+import sys
+import torch
+from kvtide.arena import CUDADevice, KVArena, gather_tokens, translate_ids, write_tokens
+assert "triton" not in sys.modules
+sys.modules["triton"] = None
+plane = torch.zeros(2, 4, 3)
+write_tokens(plane, torch.tensor([5]), torch.ones(1, 3))
+assert gather_tokens(plane, torch.tensor([5])).eq(1).all()
+assert translate_ids(torch.tensor([7]), torch.tensor([0])).tolist() == [7]
+try:
+    CUDADevice(KVArena.allocate(64))
+except ImportError as error:
+    assert "triton" in str(error), error
+else:
+    raise AssertionError("no error")
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)

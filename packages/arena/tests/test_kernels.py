@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from kvtide.arena import (
     SCRATCH_BYTES,
     copy_units,
+    gather_pages,
     gather_tokens,
     kernels,
     token_slots,
@@ -69,18 +70,24 @@ def unit_of(arena: npt.NDArray[np.uint8], unit_bytes: int, unit: int) -> npt.NDA
     copies=safe_copies(),
     unit_bytes=st.sampled_from([16, 48, 112]),
     scratch_units=st.sampled_from([0.5, 1, 2.5, 5, 100]),
+    run_bytes=st.sampled_from([0, 100, 2**40]),
     seed=st.integers(0, 2**32),
 )
 def test_copies_in_a_safe_order_equal_copies_one_by_one(
-    copies: tuple[list[int], list[int]], unit_bytes: int, scratch_units: float, seed: int
+    copies: tuple[list[int], list[int]], unit_bytes: int, scratch_units: float, run_bytes: int, seed: int
 ) -> None:
-    """A block may move up or down over itself, in batches of any size or, when a unit exceeds the scratch, without it."""
+    """A block may move up or down over itself, as runs, in batches of any size or, when a unit exceeds the scratch, without
+    it.
+    """
     sources, targets = copies
     arena = random_arena(unit_bytes, seed)
     expected = arena.numpy().copy()
     for source, target in zip(sources, targets, strict=True):
         unit_of(expected, unit_bytes, target)[:] = unit_of(expected, unit_bytes, source).copy()
-    with mock.patch.object(kernels, "SCRATCH_BYTES", int(scratch_units * unit_bytes)):
+    with (
+        mock.patch.object(kernels, "SCRATCH_BYTES", int(scratch_units * unit_bytes)),
+        mock.patch.object(kernels, "RUN_BYTES", run_bytes),
+    ):
         copy_units(
             arena,
             ORIGIN_BYTES,
@@ -114,19 +121,33 @@ class LargestAllocation(TorchDispatchMode):  # type: ignore[no-untyped-call]  # 
 
 @pytest.mark.requirement("A6")
 @pytest.mark.parametrize(
-    ("unit_bytes", "scratch"), [(2**12, SCRATCH_BYTES), (2**18 - 16, 2**20 - 64), (2**20 + 16, 0)]
+    ("unit_bytes", "scratch"), [(2**11, SCRATCH_BYTES), (1008, 1040 * 1008), (2**12, 0), (2**20 + 16, 0)]
 )
 def test_a_copy_holds_no_more_beside_the_arena_than_the_budget_grants(unit_bytes: int, scratch: int) -> None:
     """Sizing charges `SCRATCH_BYTES` for moves; a move that took more would end the process when memory is shortest."""
-    pair_count = 5 if scratch <= 2**20 - 64 else 300
+    pair_count = 3 * (SCRATCH_BYTES // unit_bytes) // 2 + 4
     arena = torch.zeros(unit_bytes * pair_count * 2, dtype=torch.uint8)
-    arena[: unit_bytes * pair_count] = 7
-    sources = torch.arange(pair_count)
+    units = arena.view(pair_count, 2, unit_bytes)
+    units[:, 0] = 7
+    # No two pairs are neighbours.
+    sources = torch.arange(pair_count) * 2
     with LargestAllocation(arena) as largest:
-        copy_units(arena, 0, unit_bytes, sources, sources + pair_count)
-    assert (arena == 7).all()
+        copy_units(arena, 0, unit_bytes, sources, sources + 1)
+    assert (units[:, 1] == 7).all()
     id_bytes = 8 * pair_count
     assert scratch <= largest.byte_count <= scratch + id_bytes
+
+
+@pytest.mark.requirement("A6")
+def test_neighbours_are_copied_without_scratch() -> None:
+    """Compaction and relocation move blocks; as one copy they go at memory's speed, and take nothing beside the arena."""
+    arena = torch.zeros(1024 * 16, dtype=torch.uint8)
+    arena[: 1024 * 10] = torch.arange(10).repeat_interleave(1024).to(torch.uint8)
+    sources = torch.arange(9, -1, -1)
+    with LargestAllocation(arena) as largest:
+        copy_units(arena, 0, 1024, sources, sources + 6)
+    assert arena[1024 * 6 :].view(10, 1024).eq(torch.arange(10)[:, None]).all()
+    assert largest.byte_count <= 8 * len(sources)
 
 
 @pytest.mark.requirement("A6")
@@ -229,3 +250,22 @@ def test_tokens_written_to_a_strided_plane_are_gathered_bit_for_bit(
     raw = gathered.reshape(-1).view(torch.uint8).numpy().reshape(2, len(slots), token_bytes)
     np.testing.assert_array_equal(raw[0], written)
     np.testing.assert_array_equal(raw[1], written[::-1])
+
+
+@pytest.mark.requirement("A6", "A8")
+def test_masked_slots_write_nothing_and_read_as_zeros() -> None:
+    """−1 as an index would be the last token of the last page, which is somebody's."""
+    plane = torch.arange(12).view(3, 2, 2)
+    write_tokens(plane, torch.tensor([-1, 2]), torch.full((2, 2), 99))
+    assert plane.flatten().tolist() == [0, 1, 2, 3, 99, 99, 6, 7, 8, 9, 10, 11]
+    assert gather_tokens(plane, torch.tensor([[5, -1]])).tolist() == [[[10, 11], [0, 0]]]
+    assert gather_pages(plane, torch.tensor([-1, 2])).tolist() == [[[0, 0], [0, 0]], [[8, 9], [10, 11]]]
+
+
+@pytest.mark.requirement("A6")
+def test_a_strict_translation_masks_and_counts_ids_outside_the_table() -> None:
+    """Wrong ids are counted where the host may look later, without a wait; they must not read a neighbour's table."""
+    faults = torch.tensor([3])
+    table = torch.tensor([7, 8], dtype=torch.int32)
+    assert translate_ids(table, torch.tensor([1, 2, -1, -2, 0]), faults=faults).tolist() == [8, -1, -1, -1, 7]
+    assert faults.item() == 5

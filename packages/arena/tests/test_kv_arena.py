@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kvtide.arena import KVArena, RoutedKVCache, torch_dtype
+from kvtide.arena import KVArena, RoutedKVCache, host_layout, torch_dtype
 from kvtide.plan import (
     ArenaLayout,
+    BandLayout,
+    CompressedGeometry,
     DType,
     FullLifetime,
     KVLayerDecl,
@@ -144,3 +146,68 @@ def test_views_of_two_layers_in_one_band_share_its_pages_and_no_byte() -> None:
     second.planes["recurrent"][5] = -2.5
     assert first.planes["recurrent"][5] == 1.5
     assert arena.bytes.count_nonzero() == 4
+
+
+@pytest.mark.requirement("A4", "P6")
+def test_a_layer_finds_its_window_its_chain_and_its_state_and_one_that_shares_finds_anothers() -> None:
+    """One layer may keep three kinds; a layer that stores none reads another's, which is the same memory."""
+    chain = KVPart(CompressedGeometry(MLAGeometry(6, 0, DType.BFLOAT16), 2), FullLifetime())
+    window = KVPart(MHAGeometry(1, 2, 2, DType.BFLOAT16), WindowLifetime(8))
+    state = KVPart(StateGeometry((TensorDecl("recurrent", (3,), DType.FLOAT32),)), StateLifetime())
+    layers = [
+        KVLayerDecl(0, (window, chain, state)),
+        KVLayerDecl(1, (), shares_layer=0),
+        KVLayerDecl(2, (chain,)),
+    ]
+    plan = plan_kv_storage(layers, page_tokens=4)
+    layout = lay_out(plan, 4000)
+    cache = RoutedKVCache(KVArena.allocate(4000), layout, plan.shared_layers)
+    found = [[(view.band, view.tokens_per_entry) for view in cache.views(layer)] for layer in range(4)]
+    assert found == [
+        [("window-8", 1), ("full", 2), ("state", 1)],
+        [("window-8", 1), ("full", 2)],
+        [("full", 2)],
+        [],
+    ]
+    assert (cache.attention(2), cache.state(1)) == (None, None)
+    shared, own = cache.compressed(1), cache.compressed(0)
+    assert shared is not None
+    assert own is not None
+    assert shared.planes["latent"].data_ptr() == own.planes["latent"].data_ptr()
+    assert list(own.planes["latent"].shape[1:]) == [2, 6]
+
+
+@pytest.mark.requirement("A4")
+@pytest.mark.parametrize("band", hybrid_layout().bands, ids=lambda band: band.name)
+def test_a_page_copied_as_one_block_reads_alike_on_the_host(band: BandLayout) -> None:
+    """A backup and a load each copy a page's bytes; the host's views must find the same planes in them."""
+    device_layout = hybrid_layout()
+    device = KVArena(torch.randint(0, 256, (device_layout.arena_bytes,), dtype=torch.uint8))
+    layout = host_layout(band, 3)
+    host = KVArena(torch.zeros(layout.arena_bytes, dtype=torch.uint8))
+    assert layout.arena_bytes == 3 * band.unit_bytes
+    assert layout.band(band.name).capacity_pages == 3
+    assert not layout.band(band.name).has_sink
+    page = band.page_count - 1
+    copied = device.bytes[band.start_byte(page) : band.start_byte(page + 1)]
+    host.bytes[layout.band(band.name).start_byte(2) :] = copied
+    routed, mirrored = RoutedKVCache(device, device_layout), RoutedKVCache(host, layout)
+    for layer in {plane.layer for plane in band.planes}:
+        (view,) = mirrored.views(layer)
+        (original,) = [each for each in routed.views(layer) if each.band == band.name]
+        assert (view.band, view.page_tokens) == (band.name, band.page_tokens)
+        assert view.planes.keys() == original.planes.keys()
+        for name, plane in view.planes.items():
+            assert plane.shape == (3, *original.planes[name].shape[1:])
+            held, copy = (
+                values.reshape(-1).view(torch.uint8) for values in (original.planes[name][page], plane[2])
+            )
+            assert copy.equal(held)
+            assert plane[:2].count_nonzero() == 0
+
+
+@pytest.mark.requirement("A4")
+def test_a_host_pool_of_fewer_than_no_pages_is_refused() -> None:
+    """It would wrap into a huge region, or none."""
+    with pytest.raises(ValueError, match="a host pool of band 'full' cannot have -1 pages"):
+        host_layout(hybrid_layout().band("full"), -1)

@@ -27,7 +27,6 @@ from kvtide.ledger import (
     NetworkTransfer,
     PageState,
     PageUsage,
-    clearance,
 )
 
 from .walk import Walk, layout_of
@@ -208,8 +207,8 @@ class MovingBand:
         self.live.add(target)
 
     def clear(self, consumer: Consumer, page: int) -> None:
-        found = clearance(consumer, self.usage, one(page))
         # Through the face, where the watch has put its own.
+        found = kvtide.ledger.clearance(consumer, self.usage, one(page))
         kvtide.ledger.queue_stream_waits(found, self.usage, self.device, self.device.schedule_stream)
 
     def take_early(self, page: int) -> None:
@@ -218,6 +217,19 @@ class MovingBand:
             self.usage.take_vacated(one(page))
             self.live.add(page)
             self.device.zero_units(self.device.schedule_stream, GRID, one(page))
+
+    def grow_over(self, page: int) -> None:
+        with self.operation():
+            self.clear(Consumer.ZERO, page)
+            self.end_page = page + 1
+            self.live.add(page)
+            self.device.zero_units(self.device.schedule_stream, GRID, one(page))
+
+    def process(self, record: LaunchRecord) -> None:
+        event = self.steps.recorded(record.forward).event
+        self.device.wait_on_host(event)
+        self.steps.host_synchronised(event)
+        self.steps.forward_processed(record)
 
     def retreat(self, end_page: int) -> None:
         with self.operation():
@@ -252,15 +264,29 @@ def move_pages(watch: Watch) -> None:
     with band.operation():
         band.usage.end(copy)
 
-    for how in ("processed", "waited for", "released"):
+    band = MovingBand(watch)
+    band.fill(6, 7)
+    copy = band.back_up(7)
+    band.move(7, 1)
+    band.retreat(7)
+    band.grow_over(7)
+    assert copy in band.usage
+    assert len(band.usage.fences) == 1, "live, and the backup's fence is open"
+    record = band.forward()
+    band.live.remove(7)
+    band.end_page = 7  # freed and given back: not watched here
+    band.move(6, 2)
+    band.process(record)
+    band.retreat(6)
+    band.usage.end(copy)
+
+    for how in ("processed", "waited for", "released", "proved over"):
         band = MovingBand(watch)
         band.fill(0, 7)
         record = band.forward()
         sent = NetworkTransfer("send", Access.READ)
-        if how == "released":
-            band.device.wait_on_host(band.steps.recorded(record.forward).event)
-            band.steps.host_synchronised(band.steps.recorded(record.forward).event)
-            band.steps.forward_processed(record)
+        if how in ("released", "proved over"):
+            band.process(record)
             band.usage.record(sent, one(7))
         band.move(7, 1)
         band.retreat(7)
@@ -274,6 +300,10 @@ def move_pages(watch: Watch) -> None:
             with band.operation():
                 band.clear(Consumer.ZERO, 7)
             band.device.zero_units(band.device.schedule_stream, GRID, one(7))
+        elif how == "proved over":
+            band.usage.quarantine(sent)
+            with band.operation():
+                band.usage.unfix(sent)
         else:
             with band.operation():
                 band.usage.end(sent)

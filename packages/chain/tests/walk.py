@@ -133,6 +133,9 @@ class Walk:
 
     def check(self) -> None:
         self.chain.verify_byte_accounting()
+        assert self.steps.retired_through == self.device.cleared, (
+            "a wait was queued that the ledger was not told of"
+        )
         for name, units in self.held.items():
             for virtual, value in units.items():
                 assert (self.bytes_of(name, virtual) == value).all(), f"{name} {virtual} lost its bytes"

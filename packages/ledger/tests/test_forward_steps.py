@@ -233,6 +233,46 @@ def test_a_host_wait_for_a_completion_behind_the_event_covers_the_forward_and_th
     assert f"a use names forward {second.forward}, in flight are [{third.forward}]" in text
 
 
+@pytest.mark.requirement("L1")
+@pytest.mark.parametrize(
+    "used", ["an older forward's", "its own", "an older completion", "its own completion"]
+)
+@pytest.mark.parametrize("role", ["a completion", "a forward's event"])
+def test_an_event_that_was_noted_is_noted_for_nothing_else(used: str, role: str) -> None:
+    """The host's wait for its first recording would be taken for one that covers what it was recorded for again."""
+    steps, (first, second) = in_flight(2)
+    completions = fresh_event(), fresh_event()
+    steps.completion_recorded(first, completions[0])
+    steps.completion_recorded(second, completions[1])
+    event = {
+        "an older forward's": steps.recorded(first.forward).event,
+        "its own": steps.recorded(second.forward).event,
+        "an older completion": completions[0],
+        "its own completion": completions[1],
+    }[used]
+    if role == "a completion":
+        invariant, text = broken(lambda: steps.completion_recorded(second, event))
+    else:
+        third = steps.forward_launched()
+        invariant, text = broken(lambda: steps.forward_recorded(third, event))
+    assert invariant == "forward.fresh_event"
+    assert f"an event that forward {first.forward if 'older' in used else second.forward}, in flight" in text
+
+
+@pytest.mark.requirement("L1")
+def test_an_event_of_a_forward_that_is_over_may_be_recorded_again() -> None:
+    """Engines pool their events. A completion that was kept past its forward would stand in the way, and in memory."""
+    steps = ForwardSteps()
+    event, completion = fresh_event(), fresh_event()
+    for _ in range(5):
+        record = steps.forward_launched()
+        steps.forward_recorded(record, event)
+        steps.completion_recorded(record, completion)
+        assert broken(lambda: steps.forward_processed(record))[0] == "forward.processed_after_completion"  # noqa: B023
+        steps.host_synchronised(completion)
+        steps.forward_processed(record)
+
+
 @pytest.mark.requirement("L6")
 def test_a_forward_retires_when_processed_or_when_the_schedule_stream_waits_for_it_with_all_before_it() -> (
     None

@@ -21,6 +21,7 @@ from kvtide.ledger import (
     PageUsage,
     ReceiveHold,
     Reservation,
+    choose_holes,
     clearance,
 )
 
@@ -118,17 +119,57 @@ def test_a_page_stays_fixed_until_its_last_owner_lets_go() -> None:
 
 @pytest.mark.requirement("L4")
 def test_a_hold_stops_moves_made_for_gain_and_binds_nobody_else() -> None:
-    """Relief may move a held page for want of another layout; the gate is then taken anew."""
+    """The next writer is the peer itself, who waits for nothing of its own."""
     _, usage = band()
     hold = ReceiveHold("request 42")
     usage.hold(hold, ids(3, 4))
     assert usage.has_holds
     assert usage.stopping(ids(2, 3)).tolist() == [False, True]
     assert usage.is_clear
-    assert usage.vacate(ids(3)).tolist() == [3]
-    assert usage.held_pages().tolist() == [3, 4]
     assert usage.release_hold(hold).tolist() == [3, 4]
     assert not usage.has_holds
+
+
+@pytest.mark.requirement("L4", "T4")
+def test_a_hold_follows_a_move_that_is_made_all_the_same() -> None:
+    """Relief may move a held page for want of another layout: what the peer will write must be held where it is now."""
+    _, usage = band()
+    first, second = ReceiveHold("request 42"), ReceiveHold("request 43")
+    usage.hold(first, ids(3, 4))
+    usage.hold(first, ids(9))
+    usage.hold(second, ids(4, 7))
+    invariant, text = broken(lambda: usage.vacate(ids(2, 3)))
+    assert invariant == "usage.hold_follows_move"
+    assert "pages [3] of band 'window-128' move, held by" in text
+    assert "2 sources to no targets" in text
+    assert broken(lambda: usage.vacate(ids(2, 3), ids(1)))[0] == "usage.hold_follows_move"
+    assert broken(lambda: usage.vacate(ids(2, 3), ids(1, 16)))[0] == "usage.page_in_band"
+    assert broken(lambda: usage.vacate(ids(2, 3), ids(1, 1)))[0] == "usage.page_named_once"
+    assert usage.held_pages().tolist() == [3, 4, 7, 9]
+    # A block that shifts by one: page 3 goes where 4 was, in the same move.
+    assert usage.vacate(ids(4, 2, 3), ids(5, 3, 4)).tolist() == [4, 2, 3]
+    assert usage.held_pages().tolist() == [4, 5, 7, 9]
+    assert usage.stopping(ids(3, 4, 5)).tolist() == [False, True, True]
+    assert usage.release_hold(first).tolist() == [4, 5, 9]
+    assert usage.stopping(ids(4, 5, 7, 9)).tolist() == [False, True, True, False]
+    assert usage.release_hold(second).tolist() == [5, 7]
+
+
+@pytest.mark.requirement("L4", "L8")
+def test_pages_that_a_load_has_reserved_are_told_from_others_that_are_fixed() -> None:
+    """An owner may free a page that a relief plans around, and never one that a load will fill."""
+    _, usage = band()
+    reservation = Reservation("load of node 8")
+    usage.record(RECEIVE, ids(5, 6))
+    usage.fix("relief", ids(3, 4))
+    usage.fix(reservation, ids(4, 7))
+    usage.quarantine(RECEIVE)
+    assert usage.reserved(ids(3, 4, 5, 6, 7)).tolist() == [False, True, False, False, True]
+    usage.unfix("relief")
+    assert usage.reserved(ids(3, 4, 7)).tolist() == [False, True, True]
+    usage.unfix(reservation)
+    assert usage.reserved(ids(3, 4, 7)).tolist() == [False, False, False]
+    assert broken(lambda: usage.reserved(ids(-1)))[0] == "usage.page_in_band"
 
 
 @pytest.mark.requirement("L4", "L6")
@@ -163,6 +204,18 @@ def test_unknown_writes_stop_every_move_for_gain_until_the_forward_retires() -> 
     steps.wait_queued(writers.forward.event)
     assert usage.writers(ids(2, 3)).forward is None
     assert usage.stopping(ids(2, 3)).tolist() == [False, False]
+
+
+@pytest.mark.requirement("L4", "L6")
+def test_what_is_moved_once_the_forward_in_flight_has_retired_is_a_hole_at_once() -> None:
+    """It is unprocessed and may still run, and whatever the schedule stream writes from now on comes behind it."""
+    steps, usage = band()
+    forward = launch(steps, usage, ids(9))
+    steps.wait_queued(steps.recorded(forward).event)
+    assert steps.newest_recorded is not None
+    assert usage.vacate(ids(1, 2)).tolist() == [1, 2]
+    assert usage.vacated_pages().tolist() == []
+    assert usage.is_clear
 
 
 @pytest.mark.requirement("L7")
@@ -214,12 +267,26 @@ def broken(action: Callable[[], object]) -> tuple[str, str]:
         ("usage.page_in_band", lambda u: u.fix("relief", ids(-1)), "pages from -1 to -1"),
         ("usage.page_named_once", lambda u: u.record(LOAD, ids(3, 5, 3)), "'load of node 8' names pages [3]"),
         ("usage.page_named_once", lambda u: u.vacate(ids(3, 5, 3)), "'a move' names pages [3]"),
+        ("usage.page_named_once", lambda u: u.take_vacated(ids(14, 14)), "'an early take' names pages [14]"),
+        ("usage.page_named_once", lambda u: u.fence(ids(14, 2, 14)), "'a retreat' names pages [14]"),
+        ("usage.page_in_band", lambda u: u.take_vacated(ids(14, -2)), "'an early take' names pages from -2 to 14"),
+        ("usage.page_in_band", lambda u: u.fence(ids(-2)), "'a retreat' names pages from -2 to -2"),
+        ("usage.page_in_band", lambda u: u.fence(ids(16)), "'a retreat' names pages from 16 to 16"),
+        ("usage.page_in_band", lambda u: u.vacate(ids(-1)), "'a move' names pages from -1 to -1"),
+        ("usage.page_in_band", lambda u: u.writers(ids(16)), "'a move' names pages from 16 to 16"),
+        ("usage.page_in_band", lambda u: u.stopping(ids(-1, 3)), "'a move' names pages from -1 to 3"),
+        ("usage.page_in_band", lambda u: u.hold(ReceiveHold("r"), ids(-1)), "'r' names pages from -1 to -1"),
+        ("usage.page_in_band", lambda u: u.hazards_on(ids(-1)), "'a question' names pages from -1 to -1"),
+        ("usage.page_in_band", lambda u: clearance(Consumer.ZERO, u, ids(-1)), "'a question' names pages from -1"),
+        ("usage.page_in_band", lambda u: choose_holes(Consumer.ZERO, u, ids(3, 16), 1), "'a question' names"),
         ("usage.one_record_a_use", lambda u: u.record(BACKUP, ids(3)), "'backup of node 7' has a use of band"),
         ("usage.ended_once", lambda u: u.end(LOAD), "'load of node 8' has no use of band 'window-128' to end"),
         ("usage.claim_released_once", lambda u: u.unfix("nobody"), "'nobody' fixes no page"),
         ("usage.claim_released_once", lambda u: u.release_hold(ReceiveHold("r")), "holds no page"),
         ("usage.fixed_page_stays", lambda u: u.vacate(ids(3, 11)), "pages [11] of band 'window-128' move, fixed by"),
         ("usage.fixed_page_stays", lambda u: u.fence(ids(11)), "pages [11] of band 'window-128' leave the band"),
+        ("usage.quarantined_whole", lambda u: u.fix(RECEIVE, ids(12)), "'prefill 1 → request 42' fixes pages of band"),
+        ("usage.ended_once", lambda u: u.quarantine(SEND), "'request 41 → decode 2' has no use of band"),
         ("usage.move_follows_writers", lambda u: u.vacate(ids(13)), "forward 0 or transfers [] may still write"),
         ("usage.move_follows_writers", lambda u: u.vacate(ids(12)), "transfers ['prefill 1 → request 42']"),
         ("usage.vacated_once", lambda u: u.vacate(ids(1, 14)), "pages [14] of band 'window-128' are vacated already"),
@@ -254,6 +321,39 @@ def test_a_broken_rule_is_named_with_its_figures_and_changes_nothing(
     for consumer, old in zip(Consumer, carried, strict=True):
         new = clearance(consumer, usage, everything)
         assert [np.array_equal(a, b) for a, b in zip(old, new, strict=True)] == [True] * 5
+
+
+@pytest.mark.requirement("L4", "L8")
+@pytest.mark.parametrize("page", [-1, 16])
+def test_a_question_about_a_page_of_no_band_is_refused_where_nothing_is_open_too(page: int) -> None:
+    """−1 would answer for the last page, whatever that one carries."""
+    _, usage = band()
+    for slip in (
+        lambda: clearance(Consumer.ZERO, usage, ids(3, page)),
+        lambda: choose_holes(Consumer.ZERO, usage, ids(page), 1),
+    ):
+        invariant, text = broken(slip)
+        assert invariant == "usage.page_in_band"
+        assert "'a question' names pages from " in text
+
+
+@pytest.mark.requirement("L4", "L8")
+@pytest.mark.parametrize("padded", [ids(3, -1), ids(3, 16)])
+@pytest.mark.parametrize("ask", ["writers", "stopping", "vacate"])
+def test_a_write_set_that_names_no_page_of_the_band_is_named_by_the_first_move_that_asks(
+    padded: IntArray, ask: str
+) -> None:
+    """A padded state row's −1 would stop moves of the last page, and a page of another band raise where nobody expects it."""
+    steps, usage = band()
+    launch(steps, usage, ids(2))
+    launch(steps, usage, padded)
+    launch(steps, usage, ids(4))
+    invariant, text = broken(lambda: getattr(usage, ask)(ids(4, 15)))
+    assert invariant == "usage.page_in_band"
+    assert "'what forward 1 writes' names pages from" in text
+    steps.wait_queued(steps.recorded(1).event)
+    assert usage.stopping(ids(2, 4, 15)).tolist() == [False, True, False]
+    assert usage.writers(ids(15)).forward is None
 
 
 @pytest.mark.requirement("L1")

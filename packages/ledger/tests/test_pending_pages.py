@@ -112,6 +112,43 @@ def test_a_free_of_no_page_is_no_batch() -> None:
     assert pending.settle(1)[1] is None
 
 
+@pytest.mark.requirement("L2", "L8")
+def test_pages_are_freed_under_no_forward_before_one_that_others_wait_for() -> None:
+    """Batches come back from the front: one that is out of order would return late, or with a later forward's event."""
+    pending = PendingPages()
+    pending.add(ids(1), recorded(3))
+    pending.add(ids(2), recorded(4))
+    with pytest.raises(InvariantError) as caught:
+        pending.add(ids(5, 6), recorded(3))
+    assert caught.value.invariant == "forward.pending_in_launch_order"
+    assert "2 pages are freed under forward 3, others pend behind 4" in str(caught.value)
+    assert pending.pages().tolist() == [1, 2]
+    pending.add(ids(), recorded(3))
+
+
+@pytest.mark.requirement("C13")
+def test_a_clone_of_pending_pages_and_steps_goes_its_own_way() -> None:
+    """A what-if question settles and processes without a trace; events are the same objects, so waits mean the same."""
+    steps, pending = ForwardSteps(), PendingPages()
+    forwards = [
+        steps.forward_recorded(steps.forward_launched(), ImmediateEvent(FORWARD_STREAM)) for _ in range(2)
+    ]
+    for place, forward in enumerate(forwards):
+        pending.add(ids(place), forward)
+    steps.completion_recorded(LaunchRecord(1), completion := ImmediateEvent(FORWARD_STREAM))
+    other_steps, other = steps.clone(), pending.clone()
+    other_steps.host_synchronised(completion)
+    assert other.settle(1)[1] is forwards[0].event
+    for forward in forwards:
+        other_steps.forward_processed(LaunchRecord(forward.forward))
+    assert other.release_through(1).tolist() == [1]
+    assert (len(pending), steps.in_flight_count, steps.retired_through) == (2, 2, -1)
+    with pytest.raises(InvariantError):
+        steps.forward_processed(LaunchRecord(0))
+    steps.wait_queued(forwards[1].event)
+    assert pending.release_through(1).tolist() == [0, 1]
+
+
 class PendingAgainstAList(RuleBasedStateMachine):
     """Steps and pending pages beside one list of `(forward, event, page)` a page, oldest first."""
 

@@ -64,6 +64,7 @@ class UsageAgainstADict(RuleBasedStateMachine):
         self.uses: dict[int, list[Use]] = {page: [] for page in range(PAGE_COUNT)}
         self.byte_uses: list[tuple[int, Use]] = []
         self.flying: list[tuple[LaunchRecord, Event, set[int] | None]] = []
+        self.quarantined: list[NetworkTransfer] = []
         self.retired = -1
         self.serial = 0
         self.turn = 0
@@ -92,9 +93,7 @@ class UsageAgainstADict(RuleBasedStateMachine):
         )
 
     def is_received(self, page: int) -> bool:
-        return any(
-            isinstance(key, NetworkTransfer) and key.access is Access.WRITE for _, key in self.uses[page]
-        )
+        return any(kind is Hazard.NETWORK and key.access is Access.WRITE for kind, key in self.uses[page])
 
     def has(self, page: int, kind: Hazard | str) -> bool:
         return any(found == kind for found, _ in self.uses[page])
@@ -158,6 +157,33 @@ class UsageAgainstADict(RuleBasedStateMachine):
         with pytest.raises(InvariantError):
             self.usage.end(signal)
 
+    @precondition(lambda self: any(isinstance(s, NetworkTransfer) for s in self.usage.signals()))
+    @rule(place=st.integers(0, 20))
+    def quarantine(self, place: int) -> None:
+        transfers = [signal for signal in self.usage.signals() if isinstance(signal, NetworkTransfer)]
+        failed = transfers[place % len(transfers)]
+        with pytest.raises(InvariantError):
+            self.usage.fix(failed, ids([]))
+        pages = [page for page in self.uses if any(key is failed for _, key in self.uses[page])]
+        assert sorted(self.usage.quarantine(failed).tolist()) == pages
+        fixed = (Hazard.FIXED, failed)
+        for page in pages:
+            self.uses[page] = [fixed if key is failed else (kind, key) for kind, key in self.uses[page]]
+        self.byte_uses = [(byte, fixed if use[1] is failed else use) for byte, use in self.byte_uses]
+        self.quarantined.append(failed)
+        with pytest.raises(InvariantError):
+            self.usage.quarantine(failed)
+
+    @precondition(lambda self: self.quarantined)
+    @rule(place=st.integers(0, 5))
+    def prove(self, place: int) -> None:
+        failed = self.quarantined.pop(place % len(self.quarantined))
+        pages = [page for page in self.uses if any(key is failed for _, key in self.uses[page])]
+        assert sorted(self.usage.unfix(failed).tolist()) == pages
+        for page in pages:
+            self.uses[page] = [use for use in self.uses[page] if use[1] is not failed]
+        self.byte_uses = [(byte, use) for byte, use in self.byte_uses if use[1] is not failed]
+
     @rule(pages=PAGES, owner=st.sampled_from(["load", "relief"]))
     def fix(self, pages: list[int], owner: str) -> None:
         self.usage.fix(owner, ids(pages))
@@ -189,10 +215,31 @@ class UsageAgainstADict(RuleBasedStateMachine):
         for page in self.uses:
             self.drop(page, {"held"})
 
+    @rule()
+    def go_on_in_a_clone(self) -> None:
+        """The clone answers from here on; whatever becomes of the original must not show."""
+        steps, fences, bands = self.steps, self.usage.fences, (self.usage, self.neighbour)
+        self.steps = steps.clone()
+        shared = fences.clone(self.steps)
+        self.usage, self.neighbour = (band.clone(self.steps, shared) for band in bands)
+        everything = np.arange(PAGE_COUNT)
+        bands[0].take_vacated(bands[0].vacated_pages())
+        for signal in bands[0].signals():
+            bands[0].end(signal)
+        bands[0].fix("original", everything)
+        bands[0].hold(ReceiveHold("original"), everything)
+        bands[1].record(NetworkTransfer("original", Access.WRITE), np.arange(NEIGHBOUR_COUNT))
+        bands[1].fence(np.arange(NEIGHBOUR_COUNT))
+        recorded = steps.forward_recorded(steps.forward_launched(), ImmediateEvent(STREAM))
+        bands[0].record_forward_writes(recorded, None)
+        steps.wait_queued(recorded.event)
+        steps.host_synchronised(recorded.event)
+
     # ── moves ──
 
-    @rule(pages=PAGES)
-    def vacate(self, pages: list[int]) -> None:
+    @rule(pages=PAGES, order=st.none() | st.permutations(range(PAGE_COUNT)))
+    def vacate(self, pages: list[int], order: list[int] | None) -> None:
+        targets = None if order is None else order[: len(pages)]
         forbidden = [
             page
             for page in pages
@@ -203,10 +250,19 @@ class UsageAgainstADict(RuleBasedStateMachine):
         ]
         if forbidden:
             with pytest.raises(InvariantError):
-                self.usage.vacate(ids(pages))
+                self.usage.vacate(ids(pages), None if targets is None else ids(targets))
             return
+        if targets is None and any(self.has(page, "held") for page in pages):
+            with pytest.raises(InvariantError):
+                self.usage.vacate(ids(pages))
+            targets = pages[::-1]
         newest = self.flying[-1][0].forward if self.flying else -1
-        ready = self.usage.vacate(ids(pages)).tolist()
+        ready = self.usage.vacate(ids(pages), None if targets is None else ids(targets)).tolist()
+        held = [[use for use in self.uses[page] if use[0] == "held"] for page in pages]
+        for page in pages:
+            self.drop(page, {"held"})
+        for page, uses in zip(targets or (), held, strict=bool(targets)):
+            self.uses[page] += uses
         stay = [page for page in pages if newest > self.retired or self.under_transfer(page)]
         assert ready == [page for page in pages if page not in stay]
         for page in stay:
@@ -234,7 +290,8 @@ class UsageAgainstADict(RuleBasedStateMachine):
                 self.usage.take_vacated(ids(pages))
         self.usage.take_vacated(ids(chosen))
         for page in chosen:
-            self.drop(page, {"vacated", Hazard.FORWARD})
+            # It is vacated no more; its reader reads on.
+            self.drop(page, {"vacated"})
 
     @rule(pages=PAGES)
     def fence(self, pages: list[int]) -> None:
@@ -247,7 +304,7 @@ class UsageAgainstADict(RuleBasedStateMachine):
             for use in self.uses[page]:
                 if use[0] in list(Hazard) and not self.is_over(use):
                     self.byte_uses += [(byte, use) for byte in bytes_of(BAND, page)]
-            self.drop(page, {"vacated", Hazard.FORWARD})
+            self.drop(page, {"vacated", *Hazard})
 
     # ── questions ──
 
@@ -328,7 +385,7 @@ class UsageAgainstADict(RuleBasedStateMachine):
             for record, _, writes in self.flying
             if record.forward > self.retired and pages and (writes is None or set(pages) & writes)
         ]
-        keys = {key for page in pages for _, key in self.uses[page]}
+        keys = {key for page in pages for kind, key in self.uses[page] if kind is not Hazard.FIXED}
         assert (found.forward.forward if found.forward else -1) == max(writing, default=-1)
         assert set(found.copies) == {k for k in keys if isinstance(k, HostCopy) and k.access is Access.WRITE}
         assert set(found.transfers) == {
@@ -357,7 +414,7 @@ class UsageAgainstADict(RuleBasedStateMachine):
             assert all("fixes" in line for line in self.usage.open_uses())
 
 
-@pytest.mark.requirement("L4", "L5", "L6", "L7", "C8")
+@pytest.mark.requirement("L4", "L5", "L6", "L7", "C8", "C13")
 def test_any_run_of_uses_answers_as_a_dict_of_lists_would() -> None:
     """Which pages are free to go, what they wait for, what a move waits for and leaves behind, whoever asks and whenever."""
     run_state_machine_as_test(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
+
 from kvtide.arena import CPUDevice, KVArena, TensorDevice
 from kvtide.plan import MOVE_SCRATCH_BYTES, KVStoragePlan
 from kvtide.sizing import size_plan
@@ -20,6 +22,8 @@ def build_kv_storage(
     chunk_tokens: int,
     state_slots: int | None = None,
     make_device: Callable[[KVArena], TensorDevice] = CPUDevice,
+    memory: torch.device | str = "cpu",
+    scratch_bytes: int = MOVE_SCRATCH_BYTES,
 ) -> KVStorage:
     """A storage whose arena, mirrors and scratch lie within `budget_bytes`.
 
@@ -30,7 +34,10 @@ def build_kv_storage(
         max_context_tokens: length of the longest request, output included.
         chunk_tokens: longest prefill chunk that `prepare_step` is asked for.
         state_slots: boot target of the state band; by default a share of the chain, at most one for each row.
-        make_device: the device to drive over the arena; by default the CPU device.
+        make_device: the device to drive over the arena; by default the CPU device. For a GPU,
+            `partial(CUDADevice, scratch_bytes=…)`.
+        memory: where the arena is allocated, "cuda" for a GPU.
+        scratch_bytes: what the device holds beside the arena for moves.
 
     Raises:
         StorageError: a plan that the storage cannot run, such as one of several page sizes or compressed chains.
@@ -44,6 +51,6 @@ def build_kv_storage(
         max_context_tokens=max_context_tokens,
         chunk_tokens=chunk_tokens,
         state_slots=state_slots,
-        beside_arena={"scratch of moves": MOVE_SCRATCH_BYTES},
+        beside_arena={"scratch of moves": scratch_bytes},
     )
-    return KVStorage(sized, make_device(KVArena.allocate(sized.layout.arena_bytes)))
+    return KVStorage(sized, make_device(KVArena.allocate(sized.layout.arena_bytes, memory)))

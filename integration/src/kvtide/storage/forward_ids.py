@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import attrs
 import torch
 
-from kvtide.arena import token_slots, translate_ids
+from kvtide.arena import TensorDevice, token_slots, translate_ids
 from kvtide.device import IntArray
 
 
@@ -62,18 +62,19 @@ class IdTranslator:
     """Reads the mirrors of one device, once for what a forward writes and once for what it reads."""
 
     def __init__(
-        self, tables: Mapping[str, torch.Tensor], page_tokens: Mapping[str, int | None], pages_per_row: int
+        self, device: TensorDevice, page_tokens: Mapping[str, int | None], pages_per_row: int
     ) -> None:
-        """`tables` as `kvtide.sizing.mirror_lengths` names them; `page_tokens` by band."""
+        """The tables of `device` are as `kvtide.sizing.mirror_lengths` names them; `page_tokens` by band."""
+        self._device = device
+        tables = device.tables
         self._ids = {name: tables[f"ids:{name}"] for name in page_tokens}
         self._rows = tables["rows"].view(-1, pages_per_row)
         self._page_tokens = page_tokens
 
     def translate(self, ids: UnresolvedIds) -> ForwardIds:
         """See `UnresolvedIds.resolve`; every tensor lies where the tables do."""
-        rows, write_rows, write_positions, virtual_slots = (
-            torch.from_numpy(array).to(self._rows.device)
-            for array in (ids.rows, ids.write_rows, ids.write_positions, ids.state_slots)
+        rows, write_rows, write_positions, virtual_slots = self._device.send(
+            self._device.forward_stream, [ids.rows, ids.write_rows, ids.write_positions, ids.state_slots]
         )
         virtual_tables = self._rows[rows, : ids.page_columns]
         write_slots: dict[str, torch.Tensor] = {}

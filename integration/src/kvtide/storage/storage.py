@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from kvtide.arena import RoutedKVCache, TensorDevice
 from kvtide.chain import ChainAllocator, TakeRefusal
-from kvtide.device import IntArray
+from kvtide.device import IntArray, UnitGrid
 from kvtide.ledger import ForwardSteps, InvariantError, LaunchRecord
 from kvtide.plan import ArenaLayout, KVStoragePlan, SubPool
 from kvtide.sizing import SizedPlan, mirror_lengths
@@ -44,7 +44,7 @@ class KVStorage:
         check_policy(sized.policy)
         self.sized = sized
         self.device = device
-        self.routed_cache = RoutedKVCache(device.arena, sized.layout)
+        self.routed_cache = RoutedKVCache(device.arena, sized.layout, sized.plan.shared_layers)
         """Layer → views, for the model's kernels."""
         mirrors = device.create_mirrors(
             mirror_lengths(
@@ -53,6 +53,7 @@ class KVStorage:
                 pages_per_row=sized.pages_per_row,
             )
         )
+        device.prewarm([UnitGrid(band.origin_bytes, band.unit_bytes) for band in sized.layout.bands])
         self._steps = ForwardSteps()
         self.chain = ChainAllocator(sized.layout, device, mirrors, self._steps)
         """For statistics and questions; takes and frees go through the verbs."""
@@ -60,7 +61,7 @@ class KVStorage:
         """For questions; rows change through the verbs."""
         self._admission = Admission(sized)
         self._translator = IdTranslator(
-            device.tables, {band.name: band.page_tokens for band in sized.layout.bands}, sized.pages_per_row
+            device, {band.name: band.page_tokens for band in sized.layout.bands}, sized.pages_per_row
         )
         self._first_held = {
             pool.name: np.zeros(sized.max_running_requests, np.int64) for pool in sized.plan.token_sub_pools
@@ -149,6 +150,7 @@ class KVStorage:
         newest = self._steps.newest_recorded
         if newest is not None:
             device.wait_event(device.schedule_stream, newest.event)
+            self._steps.wait_queued(newest.event)
         device.upload(device.schedule_stream)
         device.wait_event(device.forward_stream, device.record_event(device.schedule_stream))
         return UnresolvedIds(

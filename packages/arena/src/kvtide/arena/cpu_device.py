@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -62,6 +62,13 @@ class CPUDevice(ImmediateStreams):
         indices, values = self._staging.drain()
         self._flat[torch.from_numpy(indices)] = torch.from_numpy(values)
         return len(indices)
+
+    def send(self, stream: Stream, arrays: Sequence[IntArray]) -> list[torch.Tensor]:
+        """See `TensorDevice.send`."""
+        return [_tensor(array) for array in arrays]
+
+    def prewarm(self, grids: Sequence[UnitGrid]) -> None:
+        """See `TensorDevice.prewarm`: nothing is compiled, and scratch is allocated when used."""
 
 
 def _tensor(ids: IntArray) -> torch.Tensor:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import attrs
 import torch
 
 from kvtide.arena.memory import KVArena
-from kvtide.plan import ArenaLayout
+from kvtide.plan import ArenaLayout, BandLayout
 
 
 @attrs.frozen(eq=False)
@@ -22,28 +22,66 @@ class LayerView:
     """Tokens a page; `None` for state."""
 
     planes: Mapping[str, torch.Tensor]
-    """By name: `[page_count, page_tokens, …]` for attention, `[slot_count, …]` for state."""
+    """By name: `[page_count, entries, …]` for attention, `[slot_count, …]` for state."""
+
+    tokens_per_entry: int = 1
+    """Tokens that one entry stands for; more than one only in a compressed chain."""
 
 
 class RoutedKVCache:
-    """Layer → its attention view and its state view, over one arena, made once."""
+    """Layer → its views, over one arena, made once.
 
-    def __init__(self, arena: KVArena, layout: ArenaLayout) -> None:
-        """View every plane of every band of `layout`."""
+    A layer has at most one view of each kind: attention, a compressed chain, state. A chain stands in a band that outlives the
+    layer's own attention, or has fewer entries than tokens.
+    """
+
+    def __init__(
+        self, arena: KVArena, layout: ArenaLayout, shared_layers: Iterable[tuple[int, int]] = ()
+    ) -> None:
+        """View every plane of every band of `layout`.
+
+        `shared_layers`, as a `KVStoragePlan` has them, pairs layers that store no attention with those whose they read.
+        """
         self._attention: dict[int, LayerView] = {}
+        self._compressed: dict[int, LayerView] = {}
         self._state: dict[int, LayerView] = {}
         for band in layout.bands:
-            routed = self._state if band.page_tokens is None else self._attention
             for layer in sorted({plane.layer for plane in band.planes}):
-                planes = {
-                    plane.name: arena.plane(band, plane) for plane in band.planes if plane.layer == layer
-                }
-                routed[layer] = LayerView(band=band.name, page_tokens=band.page_tokens, planes=planes)
+                view = _view(arena, band, layer)
+                if view.page_tokens is None:
+                    self._state[layer] = view
+                elif view.tokens_per_entry > 1 or layer in self._attention:
+                    self._compressed[layer] = view
+                else:
+                    self._attention[layer] = view
+        for layer, source in shared_layers:
+            for routed in (self._attention, self._compressed):
+                if source in routed:
+                    routed[layer] = routed[source]
 
     def attention(self, layer: int) -> LayerView | None:
-        """Keys and values, or the latent, of `layer`; `None` where it stores none."""
+        """Keys and values, or the latent, of `layer`, an entry a token; `None` where it reads none."""
         return self._attention.get(layer)
+
+    def compressed(self, layer: int) -> LayerView | None:
+        """The compressed chain of `layer`; `None` where it has none."""
+        return self._compressed.get(layer)
 
     def state(self, layer: int) -> LayerView | None:
         """Recurrent state of `layer`; `None` where it has none."""
         return self._state.get(layer)
+
+    def views(self, layer: int) -> tuple[LayerView, ...]:
+        """All that `layer` has, in the order of the three above."""
+        found = (self.attention(layer), self.compressed(layer), self.state(layer))
+        return tuple(view for view in found if view is not None)
+
+
+def _view(arena: KVArena, band: BandLayout, layer: int) -> LayerView:
+    own = [plane for plane in band.planes if plane.layer == layer]
+    return LayerView(
+        band=band.name,
+        page_tokens=band.page_tokens,
+        planes={plane.name: arena.plane(band, plane) for plane in own},
+        tokens_per_entry=1 if band.page_tokens is None else band.page_tokens // own[0].shape[0],
+    )

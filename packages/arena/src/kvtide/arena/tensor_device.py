@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import torch
 
 from kvtide.arena.memory import KVArena
-from kvtide.device import Device
+from kvtide.device import Device, IntArray, Stream, UnitGrid
 
 
 class TensorDevice(Device, Protocol):
@@ -21,3 +21,15 @@ class TensorDevice(Device, Protocol):
     @property
     def tables(self) -> Mapping[str, torch.Tensor]:
         """Mirrors by name, int32; at fixed addresses once created."""
+
+    def send(self, stream: Stream, arrays: Sequence[IntArray]) -> list[torch.Tensor]:
+        """Copies of host arrays, any shapes, where the arena lies, for work on `stream`; all in one batch.
+
+        The host does not wait, and may not change the arrays after.
+        """
+
+    def prewarm(self, grids: Sequence[UnitGrid]) -> None:
+        """Compile, load and allocate whatever copies, zeroing and uploads on these grids need (row A7); touches no byte.
+
+        Called once the mirrors are made. The host may wait.
+        """

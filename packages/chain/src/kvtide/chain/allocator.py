@@ -252,6 +252,7 @@ class ChainAllocator:
         newest = self._steps.newest_recorded
         if newest is not None:
             self._device.wait_event(self._device.schedule_stream, newest.event)
+            self._steps.wait_queued(newest.event)
         bands = list(self._bands.values())
         moved_before = sum(band.moved_pages for band in bands)
         for band in bands:

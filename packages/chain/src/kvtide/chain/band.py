@@ -132,6 +132,7 @@ class Band:
         pages, event = self.pending.settle(page_count)
         if event is not None:
             self._device.wait_event(self._device.schedule_stream, event)
+            self._steps.wait_queued(event)
         return pages
 
     def _take_holes(self, page_count: int) -> IntArray:

@@ -19,8 +19,9 @@ from kvtide.ledger.errors import InvariantError
 from kvtide.ledger.fenced_bytes import Fence, FencedBytes
 from kvtide.ledger.forward_steps import ForwardSteps, LaunchRecord, RecordedForward
 from kvtide.ledger.invariants import INVARIANTS, CheckLevel, Invariant, InvariantChecks
+from kvtide.ledger.page_answers import Hazards, Writers
 from kvtide.ledger.page_life import PAGE_LIFE, Arrow, PageState
-from kvtide.ledger.page_usage import Hazards, PageUsage, Writers
+from kvtide.ledger.page_usage import PageUsage
 from kvtide.ledger.pending_pages import PendingBatch, PendingPages
 from kvtide.ledger.signals import Access, HostCopy, NetworkTransfer, ReceiveHold, Reservation, Signal
 

@@ -105,8 +105,8 @@ CLEARANCE: ClearanceTable = MappingProxyType(
 REASONS: Mapping[tuple[Consumer, Hazard], str] = MappingProxyType(
     {
         (Consumer.FORWARD, Hazard.FORWARD): "forward stream order",
-        (Consumer.HOST_LOAD, Hazard.FORWARD): "its stream has waited for the forward stream",
-        (Consumer.NETWORK_RECEIVE, Hazard.FORWARD): "ids leave behind a gate",
+        (Consumer.HOST_LOAD, Hazard.FORWARD): "its stream has waited for the forward and schedule streams",
+        (Consumer.NETWORK_RECEIVE, Hazard.FORWARD): "ids leave behind a gate, only after the forward",
     }
 )
 """What orders the two where the consumer queues no wait: the rules whose breach the cell would not survive."""

@@ -18,6 +18,7 @@ from kvtide.ledger.signals import NetworkTransfer
 
 _NO_PAGES: IntArray = np.empty(0, np.int64)
 _NO_FORWARD = -1
+_FEW = 64  # holes, below which looking at them in parts costs more than it saves
 
 # Plain integers: comparing an array with an enum's member, or hashing one, costs as much as the rest of the question.
 _NONE, _STREAM_WAIT, _AFTER_RETIRE, _HOST_WAIT, _EXCLUDED = map(int, Clear)
@@ -43,10 +44,12 @@ class Clearance(NamedTuple):
     """Transfers that the host waits for, outside every stream, before anything is queued."""
 
     publish_after: int
-    """The ids leave the process only behind a gate that was recorded once this forward had retired; −1 for behind any.
+    """The newest forward that may read what a move left in the pages, for a consumer that publishes their ids; −1 for none.
 
-    Nobody waits for it here: publication comes later. A gate from before the retirement proves nothing, since the schedule
-    stream's wait, which may be what retired the forward, stands behind it.
+    The ids leave the process only behind a gate that was recorded once `retired_through` had reached it, or behind any gate for
+    −1. Nobody waits for it here: publication comes later. It stays so for whoever asks again after the take, until the forward
+    retires. A gate from before the retirement proves nothing, since the schedule stream's wait, which may be what retired the
+    forward, stands behind it.
     """
 
 
@@ -69,9 +72,10 @@ def clearance(
     """What `consumer` must do before it writes `pages`; asking waits for nothing, neither on the host nor on a stream.
 
     Pages excluded bring no waits of their own. Forwards run in order on one stream, so of several the newest one's event is
-    waited for. `table` is `CLEARANCE` unless a test weakens it.
+    waited for. `table` is `CLEARANCE` unless a test weakens it. Raises `InvariantError` for a page outside the band.
     """
     if usage.is_clear:
+        usage.check_pages(pages)
         return Clearance(pages, _NO_PAGES, (), (), _NO_FORWARD)
     hazards = usage.hazards_on(pages)
     if not len(hazards.places):
@@ -119,16 +123,21 @@ def choose_holes(
     First those that make `consumer` wait for no unretired forward and no unreleased transfer, then those behind a forward, last
     those for which the host would wait; each group in the band's order, excluded pages left out. Host copies play no part: when
     one ends is not the same on every rank. Vacated pages may stand among the holes (then `PageUsage.take_vacated` follows).
+    Raises `InvariantError` for a page outside the band among those looked at, which are no more than the choice needs.
     """
     if not usage.steers_choice:
         chosen = holes[:page_count]
+        usage.check_pages(chosen)
         return HoleChoice(chosen, len(chosen), 0)
-    hazards = usage.hazards_on(holes)
-    kinds = hazards.kinds
-    logical = (kinds != _COPY_READ) & (kinds != _COPY_WRITE)
     answers = _answers(table, consumer)
-    strictest = _strictest(len(holes), hazards.places[logical], kinds[logical], answers)
-    groups = _GROUP_OF[strictest]
+    # Holes are looked at in growing parts, and no further than to as many of the best as are asked for.
+    parts: list[npt.NDArray[np.int8]] = []
+    seen = clear = 0
+    while not parts or (clear < page_count and seen < len(holes)):
+        parts.append(_groups(usage, holes[seen : seen + max(seen, 2 * page_count, _FEW)], answers))
+        seen += len(parts[-1])
+        clear += len(parts[-1]) - int(np.count_nonzero(parts[-1]))
+    groups = np.concatenate(parts)
     first, behind_forward, behind_transfer, _ = np.bincount(groups, minlength=4).tolist()
     chosen_count = min(page_count, first + behind_forward + behind_transfer)
     order = np.argsort(groups, kind="stable")[:chosen_count]
@@ -150,6 +159,17 @@ def queue_stream_waits(found: Clearance, usage: PageUsage, device: Device, strea
         if stream == device.schedule_stream:
             usage.steps.wait_queued(event)
     return queued
+
+
+def _groups(usage: PageUsage, holes: IntArray, answers: npt.NDArray[np.int8]) -> npt.NDArray[np.int8]:
+    """The group of each hole, as `_GROUP_OF` numbers them."""
+    hazards = usage.hazards_on(holes)
+    kinds = hazards.kinds
+    logical = (kinds != _COPY_READ) & (kinds != _COPY_WRITE)
+    groups: npt.NDArray[np.int8] = _GROUP_OF[
+        _strictest(len(holes), hazards.places[logical], kinds[logical], answers)
+    ]
+    return groups
 
 
 def _strictest(

@@ -22,6 +22,7 @@ from collections import deque
 from typing import NamedTuple
 
 from kvtide.device import Event
+from kvtide.ledger.cloning import clone_of
 from kvtide.ledger.errors import InvariantError
 
 
@@ -56,6 +57,10 @@ class ForwardSteps:
         self._recorded: deque[RecordedForward] = deque()
         self._completions: list[tuple[Event, int]] = []
         self._synchronised_through = -1
+
+    def clone(self) -> ForwardSteps:
+        """The same forwards in flight, which go their own way; events are shared (row C13). Nobody waits."""
+        return clone_of(self)
 
     # ── questions ──
 
@@ -106,13 +111,7 @@ class ForwardSteps:
         Raises `InvariantError` for any but the open launch or a used event.
         """
         self._check_open(record, "recorded")
-        for recorded in self._recorded:
-            if recorded.event is event:
-                raise InvariantError(
-                    "forward.fresh_event",
-                    f"forward {record.forward} records an event that forward {recorded.forward}, in flight, recorded",
-                    "an event was reused; record a fresh one for each forward",
-                )
+        self._check_fresh(event, f"forward {record.forward} records")
         self._open = None
         newest = RecordedForward(record.forward, event)
         self._recorded.append(newest)
@@ -121,9 +120,12 @@ class ForwardSteps:
     def completion_recorded(self, record: LaunchRecord, completion: Event) -> None:
         """Note an event that lies behind the forward's own, say of its result's copy: a host wait for it covers the forward.
 
-        Raises `InvariantError` unless the forward is recorded and unprocessed. Nobody waits here.
+        Raises `InvariantError` unless the forward is recorded and unprocessed, and for an event that was noted before: recorded
+        anew for a later forward, it would let an earlier wait pass for one that covers it. Nobody waits here.
         """
-        self._completions.append((completion, self.recorded(record.forward).forward))
+        forward = self.recorded(record.forward).forward
+        self._check_fresh(completion, f"the completion of forward {forward} is")
+        self._completions.append((completion, forward))
 
     def forward_aborted(self, record: LaunchRecord) -> None:
         """Close a launch that queued no work; raises `InvariantError` for any but the open launch. Nobody waits."""
@@ -199,6 +201,16 @@ class ForwardSteps:
                 f"{pending_pages} pages pend with no forward in flight",
                 "a batch was keyed by a forward that had been processed",
             )
+
+    def _check_fresh(self, event: Event, whose: str) -> None:
+        noted = [(each.event, each.forward) for each in self._recorded] + self._completions
+        for known, forward in noted:
+            if known is event:
+                raise InvariantError(
+                    "forward.fresh_event",
+                    f"{whose} an event that forward {forward}, in flight, recorded",
+                    "an event was reused; record a fresh one for each forward and each completion",
+                )
 
     def _check_open(self, record: LaunchRecord, how: str) -> None:
         if self._open != record:

@@ -73,7 +73,7 @@ _ALL = (
     Invariant(
         id="forward.fresh_event",
         guard="ledger",
-        holds="Each recorded forward has an event of its own.",
+        holds="Each recorded forward, and each completion noted for one, has an event of its own.",
     ),
     Invariant(
         id="forward.processed_in_launch_order",
@@ -94,6 +94,11 @@ _ALL = (
         id="forward.idle_has_no_pending",
         guard="ledger",
         holds="With no recorded forward in flight no page is pending.",
+    ),
+    Invariant(
+        id="forward.pending_in_launch_order",
+        guard="ledger",
+        holds="Pages are freed under the newest forward in flight, never under one before it.",
     ),
     Invariant(
         id="usage.page_in_band",
@@ -126,9 +131,19 @@ _ALL = (
         holds="A fixed page neither moves nor leaves its band.",
     ),
     Invariant(
+        id="usage.quarantined_whole",
+        guard="ledger",
+        holds="A failed transfer's pages and its fenced bytes are fixed together.",
+    ),
+    Invariant(
         id="usage.move_follows_writers",
         guard="ledger",
         holds="A move has waited for every forward and receive that may write a source.",
+    ),
+    Invariant(
+        id="usage.hold_follows_move",
+        guard="ledger",
+        holds="A move of a held page says where it went, and the hold goes along.",
     ),
     Invariant(
         id="usage.vacated_once",

@@ -4,6 +4,7 @@
                       │              ↑
                       ├─free──→ pending                              a forward may still touch it
                       └─move──→ vacated ──span retreats──→ fenced    a forward, a copy or a transfer may still read it
+                                                             └─grown over──→ live     under clearance
 
 `docs/life-of-a-page.md` tells the same as a story; a test compares the two and looks up every function.
 """
@@ -36,7 +37,7 @@ class PageState(Enum):
     """Moved away from, and a forward or a send may still read it; a stream, or the host, waits if it is needed before."""
 
     FENCED = "fenced"
-    """Outside the span, and somebody still reads its bytes; the next writer, of whichever band, waits for them."""
+    """Outside the span, and somebody still reads its bytes; the next writer, of whichever band, waits as `CLEARANCE` says."""
 
 
 class Arrow(NamedTuple):
@@ -60,6 +61,7 @@ _PENDING = "kvtide.ledger.PendingPages"
 _STEPS = "kvtide.ledger.ForwardSteps"
 _USAGE = "kvtide.ledger.PageUsage"
 _WAITS = "kvtide.ledger.queue_stream_waits"
+_CLEARANCE = "kvtide.ledger.clearance"
 
 BEYOND, HOLE, LIVE = PageState.BEYOND, PageState.HOLE, PageState.LIVE
 PENDING, VACATED, FENCED = PageState.PENDING, PageState.VACATED, PageState.FENCED
@@ -84,9 +86,16 @@ PAGE_LIFE: tuple[Arrow, ...] = (
     Arrow(VACATED, HOLE, "the readers are over", f"{_USAGE}.take_ready_vacated"),
     Arrow(VACATED, LIVE, "taken early, under clearance", f"{_USAGE}.take_vacated"),
     Arrow(VACATED, FENCED, "the span retreats past it", f"{_USAGE}.fence"),
+    Arrow(VACATED, BEYOND, "the span retreats past it, its readers being over", f"{_USAGE}.fence"),
     Arrow(HOLE, FENCED, "given back while a copy or transfer uses it", f"{_USAGE}.fence"),
     Arrow(FENCED, BEYOND, "the forward is processed", f"{_STEPS}.forward_processed"),
     Arrow(FENCED, BEYOND, "the schedule stream waits for the forward", f"{_WAITS}"),
     Arrow(FENCED, BEYOND, "the copy or transfer is ended", f"{_USAGE}.end"),
+    Arrow(FENCED, BEYOND, "the transfer's quarantine is over", f"{_USAGE}.unfix"),
+    Arrow(FENCED, LIVE, "a band grows over it, under clearance", f"{_CLEARANCE}"),
 )
-"""Every arrow; two states may be joined by several. From FENCED a page goes live by way of BEYOND: who grows over it waits."""
+"""Every arrow; two states may be joined by several.
+
+What is grown over under clearance keeps its fence until the reader is over: a backup that a stream was told to wait for, or a
+forward behind whose stream the writer stands anyway. A later writer of the bytes is told of it again.
+"""

@@ -4,7 +4,7 @@
 | - | - | - | - |
 | a forward writes pages, perhaps unknown ones | `record_forward_writes` | the forward retires | none to the next writer (the page is live, or pends); a move waits |
 | a copy or transfer reads or writes pages | `record` | `end` | COPY_READ, COPY_WRITE, NETWORK |
-| a move left its sources behind, and some forward or send still reads them | `vacate` | `take_ready_vacated` | FORWARD, NETWORK |
+| a move left its sources behind, and some forward or send still reads them | `vacate` | the forward retires, the send ends | FORWARD, NETWORK |
 | such bytes left the band with its frontier | `fence` | the reader is over | the reader's, for whichever band writes next |
 | somebody was promised that pages stay | `fix`, `hold` | `unfix`, `release_hold` | FIXED; none for a hold |
 
@@ -17,7 +17,7 @@ uses found), none of them a Python loop over pages. The ledger decides nothing a
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -25,47 +25,21 @@ import numpy.typing as npt
 from kvtide.device import IntArray, UnitGrid
 from kvtide.ledger.claims import Claims
 from kvtide.ledger.clearance_table import Hazard
+from kvtide.ledger.cloning import clone_of
 from kvtide.ledger.errors import InvariantError
 from kvtide.ledger.fenced_bytes import Fence, FencedBytes, byte_ranges
 from kvtide.ledger.forward_steps import ForwardSteps, RecordedForward
 from kvtide.ledger.forward_writes import ForwardWrites
-from kvtide.ledger.signal_uses import SignalUses, named_twice, some
-from kvtide.ledger.signals import Access, HostCopy, NetworkTransfer, ReceiveHold, Signal
+from kvtide.ledger.page_answers import Hazards, Writers
+from kvtide.ledger.page_lists import PageLists, some
+from kvtide.ledger.signal_uses import SignalUses
+from kvtide.ledger.signals import Access, HostCopy, NetworkTransfer, ReceiveHold, Reservation, Signal
 from kvtide.ledger.vacated_pages import VacatedPages
 
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
 _NO_PAGES: IntArray = np.empty(0, np.int64)
 _NO_KINDS: npt.NDArray[np.int8] = np.empty(0, np.int8)
 _NO_FORWARD = -1
-
-
-class Writers(NamedTuple):
-    """What a move must wait for before it reads its sources: all that may still write them."""
-
-    forward: RecordedForward | None
-    """The newest unretired forward that may write a source: the schedule stream waits for its event."""
-
-    copies: tuple[HostCopy, ...]
-    """Loads: the schedule stream waits for their finish events."""
-
-    transfers: tuple[NetworkTransfer, ...]
-    """Receives: the host waits, outside every stream."""
-
-
-class Hazards(NamedTuple):
-    """What binds the next writer of some pages. Who waits for each, and where, is in `CLEARANCE`."""
-
-    places: IntArray
-    """Places in the pages asked about, one for each pair of a page and a hazard on it."""
-
-    kinds: npt.NDArray[np.int8]
-    """The `Hazard` of each pair."""
-
-    signals: list[Signal]
-    """Copies and transfers among them, each once."""
-
-    newest_forward: int
-    """The newest unretired forward that may read one of the pages; −1 for none."""
 
 
 class PageUsage:
@@ -95,24 +69,46 @@ class PageUsage:
         """Where its pages lie."""
         self.page_count = page_count
         """Pages it can speak of."""
+        self._band = self.fences.enter()
+        self._lists = PageLists(name, page_count)
         self._uses = SignalUses(name, page_count)
-        self._writes = ForwardWrites(steps, page_count)
+        self._writes = ForwardWrites(steps, self._lists, page_count)
         self._vacated = VacatedPages(page_count)
-        self._fixed = Claims(page_count)
-        self._held = Claims(page_count)
+        self._fixed = Claims(name, "fixes", page_count)
+        self._reserved = Claims(name, "reserves", page_count)
+        self._held = Claims(name, "holds", page_count)
         self._transfer_ended = False
+
+    def clone(self, steps: ForwardSteps, fences: FencedBytes) -> PageUsage:
+        """A ledger of the same uses that goes its own way, over clones of its `steps` and `fences` (row C13). Nobody waits.
+
+        Signals, events and owners are the same objects: what ends a use here ends it there, each for itself.
+        """
+        return clone_of(
+            self,
+            steps=steps,
+            fences=fences,
+            _uses=self._uses.clone(),
+            _writes=clone_of(self._writes, _steps=steps),
+            _vacated=clone_of(self._vacated),
+            _fixed=clone_of(self._fixed),
+            _reserved=clone_of(self._reserved),
+            _held=clone_of(self._held),
+        )
 
     # ── forward writes ──
 
     def record_forward_writes(self, forward: RecordedForward, pages: IntArray | None) -> None:
         """Note what a recorded forward writes here, None for "unknown" (row L7), until it retires. Nobody waits.
 
-        By reference: on the per-step path it costs the same for any number of pages.
+        By reference: on the per-step path it costs the same for any number of pages. The first question of a move raises
+        `InvariantError` if it names a page outside the band, a padded row's −1 among them.
         """
         self._writes.record(forward, pages)
 
     def writers(self, sources: IntArray) -> Writers:
         """What a move of `sources` waits for, each kind where its field says. Asking waits for nothing."""
+        self._lists.check(sources, "a move")
         _, _, signals = self._uses.hazards_on(sources)
         writing = [signal for signal in signals if signal.access is Access.WRITE]
         return Writers(
@@ -127,6 +123,7 @@ class PageUsage:
         Those that an unretired forward may write (all of them while one's writes are unknown), that a receive writes, that are
         fixed, or that are held.
         """
+        self._lists.check(sources, "a move")
         stop = self._writes.written(sources) | self._fixed.claimed(sources) | self._held.claimed(sources)
         for signal, places in self._uses.by_signal(sources):
             if isinstance(signal, NetworkTransfer) and signal.access is Access.WRITE:
@@ -140,18 +137,32 @@ class PageUsage:
 
         One record a signal and band: raises `InvariantError` for a second, and for a page named twice or outside the band.
         """
-        self._check_pages(pages, signal.name)
+        self._lists.check(pages, signal.name)
         self._uses.record(signal, pages)
 
     def end(self, signal: Signal) -> IntArray:
-        """Close the use of a copy that is acknowledged or a transfer that is released; its pages.
+        """Close the use of a copy that is acknowledged or a transfer that is released; its pages that the band still has.
 
-        Call it in the agreed round, or for a transfer when a move's host wait has returned; this call does not wait. Pages that
-        a move vacated come back by `take_ready_vacated`. Raises `InvariantError` for a signal without a use here.
+        Call it in the agreed round, or for a transfer when a move's host wait has returned; this call does not wait. What the
+        band fenced of it is over too. Pages that a move vacated come back by `take_ready_vacated`. Raises `InvariantError` for a
+        signal without a use here.
         """
         pages = self._uses.end(signal)
-        self.fences.end(signal)
+        self.fences.end(self._band, signal)
         self._transfer_ended |= isinstance(signal, NetworkTransfer)
+        return pages
+
+    def quarantine(self, transfer: NetworkTransfer) -> IntArray:
+        """Turn the use of a failed transfer into a promise that nobody writes its bytes; its pages that the band still has.
+
+        Nobody waits for it any more, neither host nor stream: its pages are fixed and its fences bind whoever grows over them,
+        until `unfix(transfer)`, once it is proved that its engine touches nothing (row T6). Each band that has a record of it
+        is told, in the round in which ranks agree. Raises `InvariantError` for a transfer without a use here.
+        """
+        pages = self._uses.end(transfer)
+        self._transfer_ended = True
+        self._fixed.add(transfer, pages)
+        self.fences.quarantine(self._band, transfer)
         return pages
 
     def __contains__(self, signal: Signal) -> bool:
@@ -163,21 +174,28 @@ class PageUsage:
         return self._uses.signals()
 
     def transfer_pages(self) -> IntArray:
-        """Every page that a transfer reads or writes, ascending: what a plan lays out around, so that no host waits."""
+        """Every page of the band that a transfer reads or writes, ascending: what a plan lays out around, so that no host waits.
+
+        What has left the band is no page of it: `fences.extents(Hazard.NETWORK)`.
+        """
         return self._uses.transfer_pages()
 
     # ── moves ──
 
-    def vacate(self, sources: IntArray) -> IntArray:
+    def vacate(self, sources: IntArray, targets: IntArray | None = None) -> IntArray:
         """Note that a move has copied `sources` away; those that are holes at once. The host does not wait.
 
         Call it once the move's copy is queued behind `writers(sources)`. A source that an unretired forward or a send may still
         read stays behind as vacated. One that only a backup reads is a hole already: its record here makes the next writer's
-        stream wait. Raises `InvariantError`, with nothing changed, for a source that is fixed or still written.
+        stream wait. `targets` says where each went, for holds follow a move; it may be left out where no source is held. Raises
+        `InvariantError`, with nothing changed, for a source that is fixed or still written, or whose hold knows no target.
         """
         self.steps.check_pages_may_change("a move")
-        self._check_pages(sources, "a move")
+        self._lists.check_once(sources, "a move")
         self._check_moved(sources)
+        if targets is not None:
+            self._lists.check_once(targets, "the targets of a move")
+        self._held.move(sources, targets)
         newest = self.steps.newest_unretired
         if newest is not None:
             self._vacated.add(sources, newest.forward)
@@ -202,8 +220,11 @@ class PageUsage:
     def take_vacated(self, pages: IntArray) -> None:
         """Hand out vacated pages early, under their `clearance`; the caller has queued its waits, none is made here.
 
-        Raises `InvariantError` for a page that is not vacated.
+        A forward that may still read them stays their hazard until it retires: whoever takes them queued a wait, or relies on
+        another rule, and the next writer may rely on neither. Raises `InvariantError`, with nothing changed, for a page that is
+        not vacated, is named twice or lies outside the band.
         """
+        self._lists.check_once(pages, "an early take")
         vacated = self._vacated.contains(pages)
         if not vacated.all():
             raise InvariantError(
@@ -221,45 +242,66 @@ class PageUsage:
         """The frontier has retreated past free or vacated `pages`: whoever reads them is kept by byte range. Nobody waits now.
 
         From here on the bytes may belong to any band; its next writer meets the hazard, and waits as `CLEARANCE` says. Raises
-        `InvariantError`, with nothing changed, for a fixed page: it may not leave.
+        `InvariantError`, with nothing changed, for a fixed page, which may not leave, and for one outside the band or named twice.
         """
+        self._lists.check_once(pages, "a retreat")
         if self._fixed and self._fixed.claimed(pages).any():
             raise self._fixed_page(pages, "leave the band")
-        left = pages[self._vacated.contains(pages)]
-        for forward, group in self._vacated.by_forward(left):
-            if forward > self.steps.retired_through:
-                self.fences.add(Fence(Hazard.FORWARD, None, forward, *byte_ranges(self.grid, group)))
-        self._vacated.remove(left)
-        for signal, places in self._uses.by_signal(pages):
+        for forward, group in self._vacated.pass_on_readers(pages, self.steps.retired_through):
+            self.fences.add(Fence(Hazard.FORWARD, None, forward, self._band, *byte_ranges(self.grid, group)))
+        self._vacated.remove(pages[self._vacated.contains(pages)])
+        for signal, places in self._uses.leave(pages):
             ranges = byte_ranges(self.grid, pages[places])
-            self.fences.add(Fence(signal.hazard, signal, _NO_FORWARD, *ranges))
+            self.fences.add(Fence(signal.hazard, signal, _NO_FORWARD, self._band, *ranges))
 
     # ── fixed and held pages ──
 
     def fix(self, owner: Hashable, pages: IntArray) -> None:
         """Promise that `pages` neither move nor are handed out until `unfix(owner)`; owners nest. Nobody waits for it.
 
-        An owner is a `Reservation`, a transfer in quarantine, a relief: anything with an identity.
+        An owner is a `Reservation`, a relief: anything with an identity. A failed transfer goes by `quarantine`, which also fixes
+        what has left the band; `InvariantError` otherwise.
         """
-        self._check_pages(pages, f"fixing for {owner}")
+        self._lists.check(pages, f"fixing for {owner}")
+        if isinstance(owner, NetworkTransfer):
+            raise InvariantError(
+                "usage.quarantined_whole",
+                f"{owner.name!r} fixes pages of band {self.name!r} by fix",
+                "a failed transfer's fenced bytes were forgotten; call quarantine",
+            )
         self._fixed.add(owner, pages)
+        if isinstance(owner, Reservation):
+            self._reserved.add(owner, pages)
 
     def unfix(self, owner: Hashable) -> IntArray:
-        """End an owner's promise; its pages, of which others may still fix some. Nobody waits.
+        """End an owner's promise, a transfer's quarantine among them; its pages, of which others may still fix some. Nobody waits.
 
         A load's reservation ends after its copy is recorded, so that no moment is left in between. Raises `InvariantError` for
         an owner that fixes nothing.
         """
-        return self._release(self._fixed, owner, "fixes")
+        pages = self._fixed.remove(owner)
+        if isinstance(owner, Reservation):
+            self._reserved.remove(owner)
+        elif isinstance(owner, NetworkTransfer):
+            self.fences.end(self._band, owner)
+        return pages
+
+    def reserved(self, pages: IntArray) -> BoolArray:
+        """Which of `pages` a load has reserved, whoever else fixes some: an owner frees none of them. Nobody waits."""
+        self.check_pages(pages)
+        return self._reserved.claimed(pages)
 
     def hold(self, hold: ReceiveHold, pages: IntArray) -> None:
-        """Keep moves made for gain away from a receive's pages until publication; nobody waits for a hold."""
-        self._check_pages(pages, hold.name)
+        """Keep moves made for gain away from a receive's pages until publication; nobody waits for a hold.
+
+        A move made all the same takes the hold along (`vacate`), and the ids are then read anew (row T4).
+        """
+        self._lists.check(pages, hold.name)
         self._held.add(hold, pages)
 
     def release_hold(self, hold: ReceiveHold) -> IntArray:
-        """End a hold; its pages. Nobody waits. Raises `InvariantError` for one that holds nothing."""
-        return self._release(self._held, hold, "holds")
+        """End a hold; its pages, where they are now. Nobody waits. Raises `InvariantError` for one that holds nothing."""
+        return self._held.remove(hold)
 
     @property
     def has_holds(self) -> bool:
@@ -276,45 +318,45 @@ class PageUsage:
 
     # ── what clearance reads ──
 
+    def check_pages(self, pages: IntArray) -> None:
+        """Raise `InvariantError` for a page outside the band: a question about it has no answer. Nobody waits."""
+        self._lists.check(pages, "a question")
+
     @property
     def is_clear(self) -> bool:
         """Whether no page can carry a hazard at all: the usual case, and the quick one. Nobody waits."""
-        return not (self._uses or self._vacated or self._fixed or self.fences)
+        return not (self._uses or self._is_read or self._fixed or self.fences)
 
     @property
     def steers_choice(self) -> bool:
         """Whether any page can carry what a choice of holes looks at: all but host copies. Nobody waits."""
-        if self._uses.transfer_count or self._vacated or self._fixed:
-            return True
-        return any(not isinstance(fence.signal, HostCopy) for fence in self.fences.fences())
+        busy = self._uses.transfer_count or self._is_read or self._fixed
+        return bool(busy) or self.fences.steers_choice
 
     def hazards_on(self, pages: IntArray) -> Hazards:
-        """Every hazard of `pages`; who waits for each is in `CLEARANCE`, asking waits for nothing."""
+        """Every hazard of `pages`; who waits for each is in `CLEARANCE`, asking waits for nothing.
+
+        Raises `InvariantError` for a page outside the band.
+        """
+        self.check_pages(pages)
         places, kinds, signals = self._uses.hazards_on(pages) if self._uses else (_NO_PAGES, _NO_KINDS, [])
         found = [(places, kinds)]
         newest = _NO_FORWARD
-        if self._vacated:
+        if self._is_read:
             places, newest = self._vacated.unretired(pages, self.steps.retired_through)
             found.append((places, np.full(len(places), Hazard.FORWARD, np.int8)))
         if self._fixed:
             places = np.flatnonzero(self._fixed.claimed(pages))
             found.append((places, np.full(len(places), Hazard.FIXED, np.int8)))
         if self.fences:
-            fences = self.fences.fences()
-            places, which = self.fences.find(self.grid, pages)
-            for fence in (fences[place] for place in np.unique(which).tolist()):
-                newest = max(newest, fence.forward)
-                if fence.signal is not None and fence.signal not in signals:
-                    signals.append(fence.signal)
-            found.append((places, np.array([fence.hazard for fence in fences], np.int8)[which]))
+            met = self.fences.meet(self.grid, pages)
+            newest = max(newest, met.newest_forward)
+            found.append((met.places, met.kinds))
+            signals = list(dict.fromkeys(signals + met.signals))
         if len(found) == 1:
             return Hazards(*found[0], signals, newest)
-        return Hazards(
-            np.concatenate([places for places, _ in found]),
-            np.concatenate([kinds for _, kinds in found]),
-            signals,
-            newest,
-        )
+        all_places, all_kinds = zip(*found, strict=True)
+        return Hazards(np.concatenate(all_places), np.concatenate(all_kinds), signals, newest)
 
     def open_uses(self) -> tuple[str, ...]:
         """One line for each use that is not over, for reports and leak checks; nobody waits."""
@@ -338,22 +380,10 @@ class PageUsage:
 
     # ── helpers ──
 
-    def _release(self, claims: Claims, owner: Hashable, verb: str) -> IntArray:
-        if owner not in claims:
-            raise InvariantError(
-                "usage.claim_released_once",
-                f"{owner!r} {verb} no page of band {self.name!r}",
-                "its claim was released before, or made in another band",
-            )
-        return claims.remove(owner)
-
-    def _check_pages(self, pages: IntArray, who: str) -> None:
-        if len(pages) and (pages.min() < 0 or pages.max() >= self.page_count):
-            raise InvariantError(
-                "usage.page_in_band",
-                f"{who!r} names pages from {pages.min()} to {pages.max()}, band {self.name!r} holds [0, {self.page_count})",
-                "ids of another band, virtual ids, or a masked entry",
-            )
+    @property
+    def _is_read(self) -> bool:
+        """Whether an unretired forward may read what a move left behind."""
+        return self._vacated.newest_reader > self.steps.retired_through
 
     def _check_moved(self, sources: IntArray) -> None:
         if self._fixed and self._fixed.claimed(sources).any():
@@ -374,8 +404,6 @@ class PageUsage:
                 f"pages {some(sources[vacated])} of band {self.name!r} are vacated already",
                 "a move was recorded twice, or moved a page that is not live",
             )
-        if not self._vacated.named_once(sources):
-            raise named_twice(self.name, sources, "a move")
 
     def _fixed_page(self, pages: IntArray, verb: str) -> InvariantError:
         return InvariantError(

@@ -7,7 +7,9 @@ import numpy.typing as npt
 
 from kvtide.device import IntArray
 from kvtide.ledger.clearance_table import Hazard
+from kvtide.ledger.cloning import clone_of
 from kvtide.ledger.errors import InvariantError
+from kvtide.ledger.page_lists import named_twice
 from kvtide.ledger.signals import NetworkTransfer, Signal
 from kvtide.ledger.use_index import UseIndex
 
@@ -29,6 +31,10 @@ class SignalUses:
         self._use_of: dict[Signal, int] = {}
         self.transfer_count = 0
         """Uses by transfers that are not over."""
+
+    def clone(self) -> SignalUses:
+        """The same uses, which go their own way; signals are shared."""
+        return clone_of(self, _index=clone_of(self._index))
 
     def __len__(self) -> int:
         """Uses not over."""
@@ -64,7 +70,7 @@ class SignalUses:
         self.transfer_count += isinstance(signal, NetworkTransfer)
 
     def end(self, signal: Signal) -> IntArray:
-        """Close a use; its pages. Raises `InvariantError` for a signal without one."""
+        """Close a use; its pages that have not left. Raises `InvariantError` for a signal without one."""
         if signal not in self._use_of:
             raise InvariantError(
                 "usage.ended_once",
@@ -72,7 +78,8 @@ class SignalUses:
                 "it was ended twice, or recorded in another band",
             )
         use = self._use_of.pop(signal)
-        pages = self._index.remove(self._nodes.pop(use))
+        pages = self._index.remove(self._present(use))
+        del self._nodes[use]
         del self._signals[use]
         self._free_uses.append(use)
         self.transfer_count -= isinstance(signal, NetworkTransfer)
@@ -80,50 +87,52 @@ class SignalUses:
 
     def hazards_on(self, pages: IntArray) -> tuple[IntArray, npt.NDArray[np.int8], list[Signal]]:
         """Places in `pages` and the hazard at each, one entry for each page and use, and the signals among them, each once."""
-        places, uses = self._index.find(pages)
+        places, nodes = self._index.find(pages)
+        uses = self._index.uses_of(nodes)
         signals = self._signals
         return places, self._hazards[uses], [signals[use] for use in _distinct(uses)]
 
     def by_signal(self, pages: IntArray) -> list[tuple[Signal, IntArray]]:
         """Each signal with a use of some of `pages`, and its places in `pages`."""
-        places, uses = self._index.find(pages)
-        order = np.argsort(uses, kind="stable")
-        uses = uses[order]
-        starts = np.flatnonzero(np.diff(uses, prepend=-1))
-        groups = np.split(places[order], starts[1:])
-        return [
-            (self._signals[use], group) for use, group in zip(uses[starts].tolist(), groups, strict=False)
-        ]
+        return [(self._signals[use], places) for use, places, _ in self._groups(pages)]
+
+    def leave(self, pages: IntArray) -> list[tuple[Signal, IntArray]]:
+        """Take `pages` out of every use, which stays open without them; each signal that named some, and their places."""
+        left = []
+        for use, places, nodes in self._groups(pages):
+            self._index.remove(nodes)
+            left.append((self._signals[use], places))
+        return left
 
     def under_transfer(self, pages: IntArray) -> npt.NDArray[np.bool_]:
         """Which of `pages` a transfer reads or writes; shape and order of `pages`."""
-        places, uses = self._index.find(pages)
+        places, nodes = self._index.find(pages)
         found = np.zeros(len(pages), np.bool_)
-        found[places[self._hazards[uses] == Hazard.NETWORK]] = True
+        found[places[self._hazards[self._index.uses_of(nodes)] == Hazard.NETWORK]] = True
         return found
 
     def transfer_pages(self) -> IntArray:
-        """Every page that a transfer reads or writes, ascending."""
+        """Every page that a transfer reads or writes and that has not left, ascending."""
         nodes = [
-            self._nodes[use] for signal, use in self._use_of.items() if isinstance(signal, NetworkTransfer)
+            self._present(use) for signal, use in self._use_of.items() if isinstance(signal, NetworkTransfer)
         ]
         return np.unique(self._index.pages_of(np.concatenate(nodes))) if nodes else np.empty(0, np.int64)
 
+    def _present(self, use: int) -> IntArray:
+        """Nodes of a use whose pages have not left."""
+        nodes = self._nodes[use]
+        present: IntArray = nodes[self._index.uses_of(nodes) == use]
+        return present
 
-def named_twice(band_name: str, pages: IntArray, who: str) -> InvariantError:
-    """The error for a list that names a page twice."""
-    entries, times = np.unique(pages, return_counts=True)
-    return InvariantError(
-        "usage.page_named_once",
-        f"{who!r} names pages {some(entries[times > 1])} of band {band_name!r} twice",
-        "page lists were joined that overlap",
-    )
-
-
-def some(pages: IntArray) -> str:
-    """The first few pages, for an error's text."""
-    shown = ", ".join(str(page) for page in pages[:8].tolist())
-    return f"[{shown}]" if len(pages) <= 8 else f"[{shown}, … {len(pages)} in all]"
+    def _groups(self, pages: IntArray) -> list[tuple[int, IntArray, IntArray]]:
+        """Each use of some of `pages`, its places in them and its nodes there."""
+        places, nodes = self._index.find(pages)
+        uses = self._index.uses_of(nodes)
+        order = np.argsort(uses, kind="stable")
+        uses = uses[order]
+        starts = np.flatnonzero(np.diff(uses, prepend=-1))
+        split = (np.split(array[order], starts[1:]) for array in (places, nodes))
+        return list(zip(uses[starts].tolist(), *split, strict=False))
 
 
 def _distinct(numbers: IntArray) -> list[int]:

@@ -15,6 +15,7 @@ import numpy as np
 from kvtide.device import IntArray
 
 _FIRST_NODES = 1024
+_NO_USE = -1
 
 
 class UseIndex:
@@ -59,6 +60,7 @@ class UseIndex:
             after  # nodes of one use lie in different lists, so none of these is another's neighbour
         )
         self._previous[after] = before
+        self._use[nodes] = _NO_USE
         self._free[self._free_count : self._free_count + len(nodes)] = nodes
         self._free_count += len(nodes)
         return pages
@@ -67,12 +69,16 @@ class UseIndex:
         """The page of each node."""
         return self._page[nodes]
 
+    def uses_of(self, nodes: IntArray) -> IntArray:
+        """The use of each node; another's, or −1, for a node that its use has left."""
+        return self._use[nodes]
+
     def find(self, pages: IntArray) -> tuple[IntArray, IntArray]:
-        """Every pair of a place in `pages` and a use that names the page there, as two arrays of one length."""
+        """Every pair of a place in `pages` and a node of a use that names the page there, as two arrays of one length."""
         nodes = self._first[pages]
         places = nodes.nonzero()[0]
         nodes = nodes[places]
-        found_places, found_uses = [places], [self._use[nodes]]
+        found_places, found_nodes = [places], [nodes]
         while len(nodes):
             nodes = self._next[nodes]
             more = nodes.nonzero()[0]
@@ -80,10 +86,10 @@ class UseIndex:
                 break
             nodes, places = nodes[more], places[more]
             found_places.append(places)
-            found_uses.append(self._use[nodes])
+            found_nodes.append(nodes)
         if len(found_places) == 1:
-            return found_places[0], found_uses[0]
-        return np.concatenate(found_places), np.concatenate(found_uses)
+            return found_places[0], found_nodes[0]
+        return np.concatenate(found_places), np.concatenate(found_nodes)
 
     def _grow(self, count: int) -> None:
         """At least double, so that growth costs O(1) a node over time."""

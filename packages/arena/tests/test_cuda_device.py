@@ -1,0 +1,311 @@
+"""The CUDA device (V1, K4, A7) on a stand-in for a GPU's streams: Triton's interpreter works on host bytes, at once.
+
+The stand-in says on which stream work is queued, and events are reached when the test says so. What only a GPU can show, that
+streams keep the order they are told, is shown on one by `tools/gpu_check.sh`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvtide.arena import CUDADevice, KVArena, TensorDevice
+from kvtide.arena.pinned_staging import StagingBuffer
+from kvtide.device import Device, IntArray, NumpyDevice, UnitGrid
+
+pytest.importorskip("triton", reason="Triton is not installed: the CUDA device needs it")
+from kvtide.arena import triton_kernels
+
+ARENA_BYTES = 600
+GRIDS = [UnitGrid(0, 48), UnitGrid(16, 32), UnitGrid(112, 80)]
+TABLES = {"rows": 7, "ids:full": 5, "ids:state": 3}
+
+if torch.cuda.is_available():
+    pytest.skip("the stand-in would hide the GPU that is here", allow_module_level=True)
+
+
+@attrs.define(eq=False)
+class HostEvent:
+    """Reached when the test says so."""
+
+    is_reached: bool = False
+
+    def query(self) -> bool:
+        return self.is_reached
+
+
+class HostStreams:
+    """What is queued, on which stream, in order; stands in for `torch.cuda`."""
+
+    def __init__(self) -> None:
+        self.current: HostStream | None = None
+        self.log: list[tuple[str, HostStream | None]] = []
+        self.events: list[HostEvent] = []
+        self.synchronized = 0
+
+    @contextmanager
+    def stream(self, stream: HostStream) -> Iterator[None]:
+        before, self.current = self.current, stream
+        yield
+        self.current = before
+
+    def synchronize(self, device: torch.device) -> None:
+        self.synchronized += 1
+
+    def count(self, what: str) -> int:
+        return sum(entry == what for entry, _ in self.log)
+
+
+class HostStream:
+    def __init__(self, host: HostStreams) -> None:
+        self.host = host
+
+    def record_event(self) -> HostEvent:
+        self.host.log.append(("event", self))
+        self.host.events.append(HostEvent())
+        return self.host.events[-1]
+
+    def wait_event(self, event: HostEvent) -> None:
+        self.host.log.append(("wait", self))
+
+
+class HostCUDADevice(CUDADevice):
+    """Its staging is not pinned: only CUDA can do that."""
+
+    def _create_buffer(self, byte_count: int) -> StagingBuffer:
+        return StagingBuffer(
+            torch.empty(byte_count, dtype=torch.uint8), torch.empty(byte_count, dtype=torch.uint8)
+        )
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[HostStreams]:
+    """Streams that note launches, copies, events and waits."""
+    host = HostStreams()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "Stream", lambda device: HostStream(host))
+        patch.setattr(torch.cuda, "stream", host.stream)
+        patch.setattr(torch.cuda, "synchronize", host.synchronize)
+        for owner, name, what in (
+            (triton_kernels, "_copy_rows", "launch"),
+            (triton_kernels, "_zero_rows", "launch"),
+            (StagingBuffer, "send_to", "copy"),
+        ):
+            patch.setattr(owner, name, noted(host, what, getattr(owner, name)))
+        yield host
+
+
+def noted(host: HostStreams, what: str, function: Any) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        host.log.append((what, host.current))
+        return function(*args, **kwargs)
+
+    return call
+
+
+def ids(*values: int) -> IntArray:
+    return np.array(values, np.int64)
+
+
+def cuda_device(arena_bytes: int = ARENA_BYTES, scratch_bytes: int = 96) -> HostCUDADevice:
+    return HostCUDADevice(
+        KVArena(torch.full((arena_bytes,), 0xFF, dtype=torch.uint8)), scratch_bytes=scratch_bytes
+    )
+
+
+@st.composite
+def moves(draw: st.DrawFn) -> tuple[UnitGrid, IntArray, IntArray]:
+    """A grid and pairs in a legal order."""
+    grid = draw(st.sampled_from(GRIDS))
+    sources: list[int] = []
+    targets: list[int] = []
+    for _ in range(draw(st.integers(0, 4))):
+        free = [unit for unit in range(grid.unit_count(ARENA_BYTES)) if unit not in targets]
+        sources.append(draw(st.sampled_from(free)))
+        targets.append(draw(st.sampled_from(free)))
+    return grid, ids(*sources), ids(*targets)
+
+
+@pytest.mark.requirement("V1")
+def test_the_cuda_device_implements_the_whole_seam(host: HostStreams) -> None:
+    """The allocator that is tested on one device is shipped on another: none may lack a method or differ in its arguments."""
+    device: TensorDevice = cuda_device()
+    for name, member in [*vars(Device).items(), *vars(TensorDevice).items()]:
+        if name.startswith("_"):
+            continue
+        if isinstance(member, property):
+            assert not callable(getattr(device, name))
+        elif callable(member):
+            wanted = [parameter for parameter in inspect.signature(member).parameters if parameter != "self"]
+            found = inspect.signature(getattr(device, name)).parameters.values()
+            assert [each.name for each in found if each.default is inspect.Parameter.empty] == wanted, name
+
+
+@pytest.mark.requirement("V1", "A6", "K4")
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), seed=st.integers(0, 2**32))
+def test_any_sequence_of_work_leaves_the_numpy_devices_bytes_and_tables(
+    host: HostStreams, data: st.DataObject, seed: int
+) -> None:
+    """What was proven of an allocator on NumPy bytes holds here, whichever staging buffers are free again."""
+    host.events.clear()
+    cuda, model = cuda_device(), NumpyDevice(ARENA_BYTES)
+    start = np.random.default_rng(seed).integers(0, 256, ARENA_BYTES, np.uint8)
+    model.arena[:] = start
+    cuda.arena.bytes.copy_(torch.from_numpy(start))
+    devices: list[Device] = [cuda, model]
+    mirrors = [device.create_mirrors(TABLES) for device in devices]
+    cuda.prewarm(GRIDS)
+    for _ in range(data.draw(st.integers(1, 12))):
+        for event in host.events:
+            event.is_reached = event.is_reached or data.draw(st.booleans())
+        host.events = [event for event in host.events if not event.is_reached]
+        match data.draw(st.sampled_from(["copy", "zero", "stage", "upload"])):
+            case "copy":
+                grid, sources, targets = data.draw(moves())
+                for device in devices:
+                    device.copy_units(device.schedule_stream, grid, sources, targets)
+            case "zero":
+                grid, units, _ = data.draw(moves())
+                for device in devices:
+                    device.zero_units(device.schedule_stream, grid, units)
+            case "stage":
+                name = data.draw(st.sampled_from(list(TABLES)))
+                entry = st.tuples(st.integers(0, TABLES[name] - 1), st.integers(-1, 2**31 - 1))
+                entries = data.draw(st.lists(entry, max_size=4))
+                for mirror in mirrors:
+                    mirror[name].stage(
+                        ids(*(index for index, _ in entries)), ids(*(value for _, value in entries))
+                    )
+            case _:
+                counts = [device.upload(device.schedule_stream) for device in devices]
+                assert counts[0] == counts[1]
+        np.testing.assert_array_equal(cuda.arena.bytes.numpy(), model.arena)
+        for name in TABLES:
+            np.testing.assert_array_equal(cuda.tables[name].numpy(), model.tables[name])
+
+
+@pytest.mark.requirement("V1")
+def test_launches_and_copies_do_not_grow_with_the_batch(host: HostStreams) -> None:
+    """An iteration uploads every table in one copy and one launch; so is a zeroing, and a move of any number of pages."""
+    device = cuda_device(1 << 16)
+    mirrors = device.create_mirrors({"rows": 500, "ids": 500})
+    grid = UnitGrid(0, 64)
+
+    def counts(batch: int) -> tuple[int, int]:
+        host.log.clear()
+        device.zero_units(device.schedule_stream, grid, np.arange(batch))
+        device.copy_units(device.schedule_stream, grid, np.arange(batch) + 500, np.arange(batch))
+        for mirror in mirrors.values():
+            for part in np.array_split(np.arange(batch), min(batch, 5)):
+                mirror.stage(part, part)
+        assert device.upload(device.schedule_stream) == 2 * batch
+        sent = device.send(device.forward_stream, [np.arange(batch), np.arange(2 * batch).reshape(2, -1)])
+        assert [each.shape for each in sent] == [(batch,), (2, batch)]
+        assert sent[1].flatten().tolist() == list(range(2 * batch))
+        return host.count("launch"), host.count("copy")
+
+    assert counts(1) == counts(400) == (3, 4)
+
+
+@pytest.mark.requirement("V1")
+def test_work_is_queued_on_the_stream_it_is_given_with_its_event_behind(host: HostStreams) -> None:
+    """Work on another stream is ordered with nothing; an event before its work lets staging be filled under a copy."""
+    device = cuda_device()
+    mirrors = device.create_mirrors(TABLES)
+    mirrors["rows"].stage(ids(1), ids(2))
+    for stream in (device.schedule_stream, device.forward_stream):
+        host.log.clear()
+        device.zero_units(stream, GRIDS[0], ids(1, 2))
+        device.copy_units(stream, GRIDS[0], ids(5, 4, 3, 2), ids(6, 5, 4, 3))
+        if stream is device.schedule_stream:
+            device.upload(stream)
+        device.send(stream, [ids(1)])
+        event = device.record_event(stream)
+        assert event.stream is stream
+        device.wait_event(stream, event)
+        assert {where for _, where in host.log} == {stream.torch_stream}
+        entries = [what for what, _ in host.log]
+        # A float that moves over itself by one unit goes through scratch, two units at a time.
+        work = ["copy", "launch", "event", "copy", *["launch"] * 4, "event"]
+        work += ["copy", "launch", "event"] if stream is device.schedule_stream else []
+        assert entries == [*work, "copy", "event", "event", "wait"]
+
+
+@pytest.mark.requirement("V1", "K4", "A7")
+def test_staging_is_filled_again_only_behind_its_event_and_grows_instead_of_waiting(
+    host: HostStreams,
+) -> None:
+    """A buffer filled under the copy that reads it uploads another call's ids; a wait for it would stall the scheduler."""
+    device = cuda_device()
+    device.create_mirrors(TABLES)
+    device.prewarm(GRIDS, staging_buffers=3, staged_units=4)
+    assert device.staging_buffer_count == 3
+    waits = host.synchronized
+    host.events.clear()
+    for _ in range(3):
+        device.zero_units(device.schedule_stream, GRIDS[0], ids(1))
+    assert device.staging_buffer_count == 3
+    device.zero_units(device.schedule_stream, GRIDS[0], ids(1))
+    assert device.staging_buffer_count == 4
+    host.events[1].is_reached = True
+    device.copy_units(device.schedule_stream, GRIDS[0], ids(1), ids(2))
+    assert device.staging_buffer_count == 4
+    device.send(device.forward_stream, [ids(7)])
+    assert device.staging_buffer_count == 5
+    assert host.synchronized == waits
+
+
+@pytest.mark.requirement("A7")
+def test_what_service_launches_was_prewarmed(host: HostStreams, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program is compiled for each set of compile-time arguments, types and alignments; none may be new in service."""
+    seen: set[tuple[object, ...]] = set()
+
+    class Compiled:
+        def __init__(self, program: Any) -> None:
+            self._program = program
+
+        def __getitem__(self, grid: tuple[int]) -> Any:
+            def launch(*args: Any, **compiled: Any) -> None:
+                kinds = [(str(each.dtype), each.data_ptr() % 16 == 0) for each in args[:2]]
+                seen.add((self._program, *kinds, *sorted(compiled.items())))
+                self._program[grid](*args, **compiled)
+
+            return launch
+
+    programs = triton_kernels.programs
+    for name in ("copy_rows", "zero_rows"):
+        monkeypatch.setattr(programs, name, Compiled(getattr(programs, name)))
+    device = cuda_device(1 << 14, scratch_bytes=256)
+    mirrors = device.create_mirrors({"a": 3, "b": 300})
+    grids = [UnitGrid(16, 48), UnitGrid(0, 112), UnitGrid(32, 1024)]
+    device.prewarm(grids)
+    prewarmed = set(seen)
+    assert prewarmed
+    for batch in (1, 2, 7, 13):
+        for grid in grids:
+            device.zero_units(device.schedule_stream, grid, np.arange(batch))
+            device.copy_units(device.schedule_stream, grid, np.arange(batch) + 1, np.arange(batch))
+            device.copy_units(device.schedule_stream, grid, ids(1), ids(14))
+        mirrors["a"].stage(ids(2), ids(9))
+        mirrors["b"].stage(np.arange(batch), np.arange(batch))
+        device.upload(device.schedule_stream)
+    assert seen == prewarmed
+
+
+def test_foreign_streams_and_events_are_refused(host: HostStreams) -> None:
+    """Another device's event orders nothing here."""
+    device, other = cuda_device(), NumpyDevice(ARENA_BYTES)
+    with pytest.raises(TypeError, match="stream 'schedule' is not one of a CUDA device"):
+        device.zero_units(other.schedule_stream, GRIDS[0], ids(1))
+    with pytest.raises(TypeError, match="was recorded on another kind of device"):
+        device.wait_event(device.schedule_stream, other.record_event(other.schedule_stream))
