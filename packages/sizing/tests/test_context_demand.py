@@ -119,6 +119,17 @@ def test_a_length_is_priced_for_the_worst_of_all_its_splits(make_plan: MakePlan,
 
 
 @pytest.mark.requirement("S1", "S5")
+@EVERY_SPLIT
+@given(length=LENGTHS)
+def test_a_longer_length_never_costs_less(make_plan: MakePlan, length: Length) -> None:
+    """A longer prompt may, but every split of a length is one of a longer length too, cut short."""
+    assume(length.runs)
+    longer = attrs.evolve(length, tokens=length.tokens + 1)
+    pairs = zip(length.priced(make_plan), longer.priced(make_plan), strict=True)
+    assert all(less <= more for less, more in pairs)
+
+
+@pytest.mark.requirement("S1", "S5")
 @pytest.mark.parametrize(
     ("page", "interval", "asked", "pages"),
     [

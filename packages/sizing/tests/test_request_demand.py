@@ -79,10 +79,13 @@ def test_the_demand_is_the_most_that_any_chunking_reaches(
     chunk_tokens=st.integers(1, 10**5),
     page_tokens=st.sampled_from([1, 16, 64]),
 )
-def test_a_longer_request_never_demands_less(
+def test_in_plain_windows_more_prompt_output_or_chunk_never_demands_less(
     make_plan: MakePlan, prompt_tokens: int, output_tokens: int, chunk_tokens: int, page_tokens: int
 ) -> None:
-    """Clipping an output limit to what fits bisects over lengths; it is right only while this holds."""
+    """Under the plainest policy. Elsewhere a longer prompt may hold less: with a grid its last chunk may be shorter, and at the end
+    of an attention chunk all of it retires. The output limit, which the memory clip bisects over, never does
+    (`test_a_longer_output_never_demands_less`).
+    """
     plan = make_plan(page_tokens, windows={1024: 16, 128: 16}, full=16)
 
     def demand(prompt: int, output: int, chunk: int) -> tuple[int, ...]:

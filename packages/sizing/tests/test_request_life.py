@@ -178,7 +178,7 @@ def test_where_chunks_read_pages_the_demand_is_the_most_that_any_life_holds(
 @EVERY_LIFE
 @given(case=CASES.map(lambda case: attrs.evolve(case, reads=ChunkReads.ACTIVATIONS)))
 def test_where_chunks_read_activations_no_life_holds_more(make_plan: MakePlan, case: Case) -> None:
-    """A bound, never above what chunks in pages would hold; exact for windows without a grid and overlap, and for full."""
+    """A bound, never above what chunks in pages would hold; exact for windows without a grid, and for full."""
     assume_it_runs(case)
     demand, lived = case.demand(make_plan), case.lived()
     in_pages = attrs.evolve(case, reads=ChunkReads.PAGES).demand(make_plan)
@@ -186,7 +186,7 @@ def test_where_chunks_read_activations_no_life_holds_more(make_plan: MakePlan, c
     assert demand["state"] == in_pages["state"]
     for name in ("window", "chunk"):
         assert lived[name] <= demand[name] <= in_pages[name]
-    if not case.overlap and case.strategy not in ON_GRID:
+    if case.strategy not in ON_GRID:
         assert demand["window"] == lived["window"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable
 from fractions import Fraction
@@ -268,6 +269,23 @@ def test_stages_agree_on_the_least_concurrency(make_plan: MakePlan) -> None:
     assert [(sized.concurrency, sized.max_running_requests) for sized in agreed] == [(41, 41)] * 3
     for before, after in zip(alone, agreed, strict=True):
         assert after.layout.arena_bytes >= before.layout.arena_bytes
+
+
+@pytest.mark.requirement("S1", "S4")
+def test_stages_take_every_argument_that_a_plan_does(make_plan: MakePlan) -> None:
+    """A pipeline of one stage is no pipeline: whatever divides a budget divides each stage's."""
+    own, stages = (set(inspect.signature(one).parameters) for one in (size_plan, size_stages))
+    assert stages - {"plans"} == own - {"plan"}
+    plan = make_plan(16, state=400, full=64)
+    limits: dict[str, Any] = {"max_running_requests": 4, "max_context_tokens": 64, "chunk_tokens": 16}
+    for more in (
+        {"reserved_bytes": 30_000},
+        {"beside_arena": {"staging": 9}},
+        {"state_slots": 3},
+        {"state_share": 0.25},
+    ):
+        asked = {"budget_bytes": 100_000, **limits, **more}
+        assert size_stages((plan,), **asked) == (size_plan(plan, **asked),)
 
 
 @pytest.mark.requirement("S1")

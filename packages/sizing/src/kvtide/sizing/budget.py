@@ -137,6 +137,7 @@ def size_stages(
     chunk_tokens: int,
     state_slots: int | None = None,
     state_share: Fraction | float | None = None,
+    reserved_bytes: int = 0,
     policy: ServingPolicy = DEFAULT_POLICY,
     beside_arena: Mapping[str, int] | None = None,
 ) -> tuple[SizedPlan, ...]:
@@ -158,6 +159,7 @@ def size_stages(
                 chunk_tokens=chunk_tokens,
                 state_slots=state_slots,
                 state_share=state_share,
+                reserved_bytes=reserved_bytes,
                 policy=policy,
                 beside_arena=beside_arena,
             )

@@ -12,8 +12,8 @@ no later token reads are retired. Three things move the peak:
 - *the purpose* says where the request's own work begins, and whose the pages before that are.
 
 Every count is the most over all lives that the arguments allow. It is exact where chunks read pages, and for plain windows where
-they read activations. With a grid, overlap or attention chunks on top of activations it is a bound: what was kept before the
-chunk and a tail for each forward in flight, or what chunks in pages would hold, whichever is less.
+they read activations. With a grid or attention chunks on top of activations it is a bound: what was kept before the
+chunk, a tail for each forward in flight and what a decode forward writes, or what chunks in pages would hold, whichever is less.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ class DemandPurpose(enum.Enum):
     """What it will take where the cached prefix has to be loaded from the host first."""
 
     DECODE_PREALLOC = "decode prealloc"
-    """What it will take where the whole prompt arrives from a prefill process."""
+    """What it will take where the whole prompt arrives from a prefill process, or a whole backup from the host: a retracted request
+    restored with all it had processed as `prompt_tokens`."""
 
 
 class OwnWork(enum.Enum):
@@ -277,7 +278,8 @@ def _state_slots(life: _Life) -> int:
         # A state is cached for a request that goes on: after any forward but the last.
         hands_over = processed - life.begin > 1
     slots = rule.slots_at_checkpoint if hands_over else rule.slots
-    # Which of a verify forward's states stays is known only once it is processed.
+    # Which of a verify forward's states stays is known only once it is processed. With overlap too there is one set of them:
+    # the forward stream commits one forward's before it verifies the next.
     verifies = life.output > 1 and life.policy.draft_tokens > 0
     return slots + (life.step if verifies else 0)
 

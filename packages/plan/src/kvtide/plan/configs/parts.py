@@ -173,7 +173,8 @@ def v4_sparse_tail(model: TextModel) -> KVPart:
     """What the sparse chain's compressors keep between entries: inputs of the open group, and half the last closed one.
 
     Keys and gates of both series, `[tokens, 2 × width]`, for the row and for the indexer's key; of the closed group the
-    overlapping series alone.
+    overlapping series alone. That they keep the model's type is our assumption: no config names one, and a kernel that keeps
+    float32 needs twice as much.
     """
     rate = compress_rate(model, SPARSE)
     tensors = []
