@@ -147,3 +147,9 @@ def test_neighbours_are_one_run_whichever_way_they_are_listed() -> None:
             runs.first_sources.tolist(), runs.first_targets.tolist(), runs.unit_counts.tolist(), strict=True
         )
         assert list(found) == expected
+
+
+def test_a_list_that_is_not_legal_ends_in_an_error() -> None:
+    """Without scratch there is no order of these two that reads before it writes; a host that looks for one never returns."""
+    with pytest.raises(ValueError, match="pair 0 writes unit 0, which a later pair reads"):
+        list(copy_segments(np.array([1, 0]), np.array([0, 2]), 0))

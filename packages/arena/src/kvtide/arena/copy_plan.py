@@ -66,7 +66,8 @@ def copy_segments(sources: IntArray, targets: IntArray, scratch_units: int) -> I
     """Cut a legal list into segments that run one after another: at most one for each `scratch_units` pairs, and one more.
 
     Each segment is the longest that needs no scratch, or, where that is shorter, as many pairs as the scratch holds. With
-    less than one unit of scratch, pairs that cannot run at once run alone.
+    less than one unit of scratch, pairs that cannot run at once run alone. Raises `ValueError` where a list that is not legal
+    would leave none to run.
     """
     blocked_by = _last_reader(sources, targets)
     # Non-decreasing, and at least `first` from the first pair on that writes what a pair from `first` on reads.
@@ -78,6 +79,11 @@ def copy_segments(sources: IntArray, targets: IntArray, scratch_units: int) -> I
         needs_scratch = end < min(first + scratch_units, pair_count)
         if needs_scratch:
             end = min(first + scratch_units, pair_count)
+        if end == first:
+            raise ValueError(
+                f"pair {first} writes unit {targets[first]}, which a later pair reads: order the pairs so that no later source "
+                "is an earlier target"
+            )
         yield CopySegment(first, end, needs_scratch)
         first = end
 
