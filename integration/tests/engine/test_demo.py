@@ -15,8 +15,9 @@ from kvtide.engine.loop import StepReport, serve
 from kvtide.engine.models import MODELS, RANDOM_VOCABULARY
 from kvtide.engine.picture import capture, draw
 from kvtide.engine.runner import ModelRunner
-from kvtide.engine.static_split import arena_fits, average_split, peaks, requests_held
+from kvtide.engine.static_split import average_split, peaks, requests_held
 from kvtide.engine.workload import CHUNK_TOKENS, RUNNING_REQUESTS, random_requests
+from kvtide.plan import pack
 from kvtide.storage import ForwardIds, PreparedStep, UnresolvedIds
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -98,7 +99,11 @@ def test_requests_held_are_those_that_the_loop_held() -> None:
     serve(runner, storage, requests, chunk_tokens=CHUNK_TOKENS, observe=observe)
     demands = peaks(storage.plan, requests, CHUNK_TOKENS)
     held = requests_held(
-        requests, demands, arena_fits(storage.layout), chunk_tokens=CHUNK_TOKENS, row_count=RUNNING_REQUESTS
+        requests,
+        demands,
+        lambda units: pack(storage.layout, units) is not None,
+        chunk_tokens=CHUNK_TOKENS,
+        row_count=RUNNING_REQUESTS,
     )
     assert (held.most, held.steps, held.never_fit) == (max(running), len(running), 0)
 

@@ -334,6 +334,10 @@ def test_holes_come_out_nearest_the_anchor(free: set[int], asked: int, highest_f
     assert holes.run_above(0, 1000) == above
     below = next((n for n in range(1000) if 999 - n not in rest), 1000)
     assert holes.run_below(1000, 0) == below
+    holes.clear()
+    assert (len(holes), holes.run_above(0, 1000)) == (0, 0)
+    holes.add(np.arange(3))
+    assert holes.take(3, highest_first=False).tolist() == [0, 1, 2]
 
 
 @pytest.mark.requirement("P8")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import attrs
 
 from kvtide.engine.loop import Request
-from kvtide.plan import ArenaLayout, KVStoragePlan, pack
+from kvtide.plan import ArenaLayout, KVStoragePlan
 from kvtide.sizing import request_demand
 
 Fits = Callable[[Sequence[int]], bool]
@@ -59,11 +59,6 @@ def average_split(layout: ArenaLayout, demands: Sequence[Sequence[int]]) -> Stat
     walls = [layout.prefix_bytes + sum(pools[: place + 1]) for place in range(len(pools) - 1)]
     units = [pool // band.unit_bytes for pool, band in zip(pools, layout.bands, strict=True)]
     return StaticSplit(units=tuple(units), walls=tuple(walls))
-
-
-def arena_fits(layout: ArenaLayout) -> Fits:
-    """What the arena itself holds."""
-    return lambda units: pack(layout, units) is not None
 
 
 def peaks(plan: KVStoragePlan, requests: Sequence[Request], chunk_tokens: int) -> list[tuple[int, ...]]:

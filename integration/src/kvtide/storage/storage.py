@@ -24,7 +24,7 @@ from kvtide.arena import RoutedKVCache, TensorDevice
 from kvtide.chain import ChainAllocator, TakeRefusal
 from kvtide.device import IntArray, UnitGrid
 from kvtide.ledger import ForwardSteps, InvariantError, LaunchRecord
-from kvtide.plan import ArenaLayout, KVStoragePlan, SubPool
+from kvtide.plan import ArenaLayout, KVStoragePlan
 from kvtide.sizing import SizedPlan, mirror_lengths
 from kvtide.storage.admission import Admission, AdmissionRefusal
 from kvtide.storage.errors import StorageError
@@ -63,6 +63,8 @@ class KVStorage:
         self._translator = IdTranslator(
             device, {band.name: band.page_tokens for band in sized.layout.bands}, sized.pages_per_row
         )
+        # The owner last: a virtual page returns with it.
+        self._release_order = sorted(sized.plan.token_sub_pools, key=lambda pool: pool is sized.plan.owner)
         self._first_held = {
             pool.name: np.zeros(sized.max_running_requests, np.int64) for pool in sized.plan.token_sub_pools
         }
@@ -208,7 +210,7 @@ class KVStorage:
         rows = step.rows[self.requests.is_same_request(step.rows, step.generations)]
         lengths = self.requests.prepared[rows]
         self.requests.lengths[rows] = lengths
-        for pool in self._release_order():
+        for pool in self._release_order:
             if pool.window_tokens is not None:
                 first_read = np.maximum(0, lengths - pool.window_tokens + 1)
                 self._free_before(pool.name, rows, first_read // self.plan.page_tokens)
@@ -222,7 +224,7 @@ class KVStorage:
         rows = whole_numbers("rows", rows)
         self.requests.check_live(rows, "release")
         self._steps.check_pages_may_change("a release")
-        for pool in self._release_order():
+        for pool in self._release_order:
             self._free_before(pool.name, rows, self.requests.page_counts[rows])
             self._first_held[pool.name][rows] = 0
         if self.plan.state_sub_pool is not None:
@@ -290,10 +292,6 @@ class KVStorage:
                 f"cannot prepare a step of rows {over.tolist()}: more tokens than they were admitted for "
                 f"({self.requests.limits[over].tolist()})"
             )
-
-    def _release_order(self) -> list[SubPool]:
-        """Attention sub-pools, the owner last: a virtual page returns with it."""
-        return sorted(self.plan.token_sub_pools, key=lambda pool: pool is self.plan.owner)
 
     def _free_before(self, band_name: str, rows: IntArray, page_ends: IntArray) -> None:
         """Free the rows' pages that one band still holds before `page_ends`."""

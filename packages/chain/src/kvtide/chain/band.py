@@ -124,7 +124,7 @@ class Band:
         self.moved_pages += len(sources)
 
     def _set_packed(self, span: PageSpan) -> None:
-        self._holes = HoleSet(self.layout.page_count)
+        self._holes.clear()
         self._span = span if span.page_count else _empty_span(self.layout)
 
     def _settled(self, page_count: int) -> IntArray:

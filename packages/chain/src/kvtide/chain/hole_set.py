@@ -41,6 +41,13 @@ class HoleSet:
         np.subtract.at(self._block_counts, pages // _BLOCK_PAGES, 1)
         self._page_count -= len(pages)
 
+    def clear(self) -> None:
+        """Remove every hole."""
+        blocks = np.flatnonzero(self._block_counts)
+        self._blocks[blocks] = False
+        self._block_counts[blocks] = 0
+        self._page_count = 0
+
     def take(self, page_count: int, *, highest_first: bool) -> IntArray:
         """Remove and return the lowest (or highest) `page_count` holes, in the order of the choice."""
         blocks = np.flatnonzero(self._block_counts)
