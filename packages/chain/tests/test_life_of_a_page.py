@@ -113,8 +113,8 @@ def chain_states(walk: Walk) -> States:
 def walk_the_chain(watch: Watch, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """Takes, frees, forwards and packing on a small arena, each band's method watched as one operation."""
     walk = Walk(layout_of({"state": 96, "64": 48, "full": 32}, 1600))
-    for band in walk.chain._bands.values():
-        for method in ("take", "free", "compact", "relocate", "release_pending_through", "settle_all"):
+    for band in walk.chain._bands:
+        for method in ("take", "free", "pack_into", "release_pending_through", "settle_all"):
             real = getattr(band, method)
 
             def one_operation(*args, real: Callable = real, **kwargs):

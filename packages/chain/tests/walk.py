@@ -79,10 +79,7 @@ class WatchingDevice(NumpyDevice):
 
 def chain_over(layout: ArenaLayout, device: NumpyDevice, steps: ForwardSteps) -> ChainAllocator:
     """An allocator with mirrors of its id tables."""
-    lengths = {
-        f"ids:{band.name}": band.capacity_pages if band.page_tokens is None else layout.virtual_page_count
-        for band in layout.bands
-    }
+    lengths = {f"ids:{band.name}": layout.id_count(band) for band in layout.bands}
     return ChainAllocator(layout, device, device.create_mirrors(lengths), steps)
 
 
@@ -108,7 +105,7 @@ class Walk:
         asked = {b.name: slots if b.page_tokens is None else pages for b in self.layout.bands}
         could = pack(self.layout, [len(self.held[name]) + count for name, count in asked.items()]) is not None
         before = {name: self.chain.live_units(name).tolist() for name in self.held}
-        assert self.chain.units_fit(pages=pages, state_slots=slots) == could
+        assert self.chain.units_fit(asked) == could
         taken = self.chain.take(pages=pages, state_slots=slots)
         assert isinstance(taken, Taken) == could
         if isinstance(taken, TakeRefusal):

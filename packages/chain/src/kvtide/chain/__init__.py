@@ -3,16 +3,19 @@
 `ChainAllocator` is what a storage uses. It decides on host arrays and drives any `kvtide.device.Device`; it needs no torch.
 """
 
-from kvtide.chain.allocator import BandStatistics, ChainAllocator, ChainStatistics, Taken
+from kvtide.chain.allocator import ChainAllocator
 from kvtide.chain.errors import ChainError
 from kvtide.chain.id_space import MASKED, SINK, IdSpace
 from kvtide.chain.refusal import BandFigures, Refusal, TakeRefusal
+from kvtide.chain.statistics import BandStatistics, ChainStatistics
+from kvtide.chain.takes import BandTake, Taken
 
 __all__ = [
     "MASKED",
     "SINK",
     "BandFigures",
     "BandStatistics",
+    "BandTake",
     "ChainAllocator",
     "ChainError",
     "ChainStatistics",

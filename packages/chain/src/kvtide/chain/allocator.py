@@ -1,337 +1,381 @@
-"""One allocator over every band (rows C1, C5, C11).
+"""One allocator over every band (rows C1, C2, C5, C9, C11, C13).
 
-A take names how many virtual pages and state slots it wants. It is planned whole, on counts alone, and either refused with
-nothing changed or committed by a half that cannot fail:
+| call | when | refuses | waits for |
+| - | - | - | - |
+| `take` | units are needed | what no layout holds, by a `TakeRefusal` | the schedule stream, for what it must |
+| `ensure_capacity` | units will be needed | as `take` | the same |
+| `units_fit` | to know whether a take would be served | – | nothing |
+| `written`, `pay_zero_debt` | the taking forward is recorded, or will not run | – | the latter: the schedule stream |
+| `forward_recorded`, `forward_processed` | after the calls of `ForwardSteps` | – | nothing |
+| `copy_state_slots` | a state is copied to another slot | – | the schedule stream, for the slots' writers |
+| `free_pages`, `free_state_slots` | units are given up | – | nothing |
 
-1. in place, if every band finds its units among its free pages and in the gap it grows into;
+A take names virtual pages to mint, which (sub-)pages of them and of older ones each window binds, and state slots. It is planned
+whole, on counts alone, and either refused with nothing changed or committed by a half that cannot fail:
+
+1. in place, if every band finds its units among its free ones and in the gap it grows into;
 2. packed, if some layout of the arena holds everything: the schedule stream waits the forwards in flight, ends are compacted,
    floats relocated, and then each band takes in place.
 
-A virtual page is bound in every attention band. Windows release theirs as requests advance; the *owner*, the band that holds
-tokens longest, releases last, and the virtual page returns with it.
+With a full-attention band, the *owner*, a virtual page is bound there from mint to free, windows release it first, and it returns
+with the owner's free. Without one it returns once no band binds any of it.
+
+Misuse raises `ChainError` before anything changes, and `InvariantError` between a forward's launch and its recording.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 
-import attrs
 import numpy as np
 import structlog
 
-from kvtide.chain.band import Band
+from kvtide.chain.band import Band, FloatBand
+from kvtide.chain.chain_bands import ChainBands, sub_pages
+from kvtide.chain.checks import bound_units, units_to_free
 from kvtide.chain.errors import ChainError
-from kvtide.chain.id_space import MASKED, SINK, IdSpace, UnitIds
-from kvtide.chain.placement import plan_in_place, plan_packed, relocation_order
-from kvtide.chain.refusal import BandFigures, TakeRefusal
+from kvtide.chain.estimates import Estimates
+from kvtide.chain.id_space import IdSpace, VirtualPages
+from kvtide.chain.refusal import TakeRefusal, refusal_of
+from kvtide.chain.room import Spans, packed_spans, rearrange, spans_in_place
+from kvtide.chain.statistics import ChainStatistics, band_statistics
+from kvtide.chain.takes import BandTake, Taken, ZeroDebts, asked_of_bands
+from kvtide.chain.units import some
 from kvtide.device import Device, IntArray, Mirror
-from kvtide.ledger import ForwardSteps, InvariantError
+from kvtide.ledger import (
+    CheckLevel,
+    FencedBytes,
+    ForwardSteps,
+    InvariantChecks,
+    InvariantError,
+    PageUsage,
+    RecordedForward,
+    clone_of,
+)
 from kvtide.plan import ArenaLayout, Growth, PageSpan, pack
 
 log = structlog.get_logger(__name__)
 
-
-@attrs.frozen(eq=False)
-class Taken:
-    """What a take handed out: virtual ids, bound and zeroed."""
-
-    pages: IntArray
-    """Virtual pages, bound in every attention band."""
-
-    state_slots: IntArray
-    """Virtual state slots."""
-
-
-@attrs.frozen(kw_only=True)
-class BandStatistics:
-    """One band, exactly."""
-
-    name: str
-    """Band."""
-
-    live_units: int
-    """Units in use."""
-
-    free_units: int
-    """Holes and pending units inside the span."""
-
-    pending_units: int
-    """Free units that a forward may still touch."""
-
-    moved_units: int
-    """Units moved since the start."""
-
-
-@attrs.frozen(kw_only=True)
-class ChainStatistics:
-    """The chain at one moment."""
-
-    bands: tuple[BandStatistics, ...]
-    """In chain order."""
-
-    moved_units: int
-    """Units moved since the start, all bands."""
-
-    moved_bytes: int
-    """Their bytes."""
-
-    rearrangements: int
-    """Takes that were served by packing the bands."""
+_NO_CHECKS = InvariantChecks(CheckLevel.OFF)
 
 
 class ChainAllocator:
-    """Every take and free of every band.
+    """Every take and free of every band; see the module's docstring.
 
-    It decides on the host, orders work on the device's schedule stream, reads no device memory and never blocks the host.
+    It decides on the host, orders work on the device's schedule stream, reads no device memory and never blocks the host. Lists
+    of units are one-dimensional int64 arrays, which the caller may not write to afterwards.
     """
 
     def __init__(
-        self, layout: ArenaLayout, device: Device, mirrors: Mapping[str, Mirror], steps: ForwardSteps
+        self,
+        layout: ArenaLayout,
+        device: Device,
+        mirrors: Mapping[str, Mirror],
+        steps: ForwardSteps,
+        checks: InvariantChecks = _NO_CHECKS,
     ) -> None:
-        """Empty bands over `layout`, with `mirrors["ids:BAND"]` for each id table; zeroes the sinks.
-
-        Raises `ChainError` for attention bands of different page sizes: a take binds one page in each of them.
-        """
-        sizes = {band.name: band.page_tokens for band in layout.bands if band.page_tokens is not None}
-        if len(set(sizes.values())) > 1:
-            raise ChainError(
-                f"cannot allocate bands of different page sizes, tokens a page {sizes}: give all of them one"
-            )
+        """Empty bands over `layout`, with `mirrors["ids:BAND"]` for each id table; zeroes the sinks."""
         self.layout = layout
+        self.steps = steps
+        """The forwards that the bands follow."""
         self._device = device
-        self._steps = steps
-        self._pages = IdSpace(SINK + 1, layout.virtual_page_count)
-        self._slots = IdSpace(
-            0, max((b.capacity_pages for b in layout.bands if b.page_tokens is None), default=0)
+        self._checks = checks
+        self._fences = FencedBytes(steps)
+        self._bands = ChainBands(
+            layout,
+            [
+                (FloatBand if band.growth is Growth.FLOAT else Band)(
+                    band,
+                    mirrors[f"ids:{band.name}"],
+                    device,
+                    self._fences,
+                    steps,
+                )
+                for band in layout.bands
+            ],
         )
-        self._bands: dict[str, Band] = {}
-        for band in layout.bands:
-            is_state = band.page_tokens is None
-            mirror = mirrors[f"ids:{band.name}"]
-            ids = UnitIds(mirror.length, band.page_count, MASKED if is_state else SINK, mirror)
-            self._bands[band.name] = Band(band, ids, steps, device)
-            if band.has_sink:
-                self._bands[band.name].zero_sink()
-        self._state = next((band for band in self._bands.values() if band.layout.page_tokens is None), None)
-        self._attention = [band for band in self._bands.values() if band.layout.page_tokens is not None]
-        self._owner = self._bands[layout.owner] if layout.owner is not None else None
-        self._rearrangements = 0
+        self._pages = VirtualPages(layout.virtual_page_count, counted=self._bands.owner is None)
+        state = self._bands.state
+        self._slots = IdSpace(0, state.layout.capacity_pages if state is not None else 0)
+        self._debts = ZeroDebts()
+        self._estimates = Estimates(self._bands, self._pages, checks)
+        self._rearrangement_count = 0
+
+    def clone(self, device: Device, mirrors: Mapping[str, Mirror]) -> ChainAllocator:
+        """The same chain over another device's bytes and mirrors, which goes its own way from here (row C13).
+
+        Its `steps` are a clone too. Signals and events are shared, so what ends a use here is known there. Costs a copy of the id
+        tables and books.
+        """
+        steps = self.steps.clone()
+        fences = self._fences.clone(steps)
+        bands = ChainBands(
+            self.layout,
+            [band.clone(device, mirrors[f"ids:{band.layout.name}"], fences, steps) for band in self._bands],
+        )
+        pages = self._pages.clone()
+        return clone_of(
+            self,
+            steps=steps,
+            _device=device,
+            _fences=fences,
+            _bands=bands,
+            _pages=pages,
+            _slots=self._slots.clone(),
+            _debts=self._debts.clone(),
+            _estimates=Estimates(bands, pages, self._checks),
+        )
 
     # ── takes ──
 
-    def take(self, *, pages: int = 0, state_slots: int = 0) -> Taken | TakeRefusal:
-        """Mint `pages` virtual pages bound in every attention band, and `state_slots` state slots; all or nothing.
+    def take(
+        self, *, pages: int = 0, state_slots: int = 0, bands: Mapping[str, BandTake] | None = None
+    ) -> Taken | TakeRefusal:
+        """Mint `pages` virtual pages and `state_slots` state slots and bind what `bands` says; all of it or a refusal.
 
-        The units come zeroed, ordered on the schedule stream behind everything that may still touch them. Raises `ChainError`
-        for a negative count or a kind the chain lacks, `InvariantError` between a forward's launch and its recording.
+        Without `bands`, every attention band binds every (sub-)page of the new pages; with it, a window that it does not name binds
+        none. The owner binds every new page either way. Units come zeroed but for what the taking forward writes whole
+        (`BandTake.unwritten`), ordered on the schedule stream behind everything that may still touch them.
         """
-        self._steps.check_pages_may_change("a take")
-        asked = self._asked(pages, state_slots)
-        counts = [band.counts for band in self._bands.values()]
-        spans = plan_in_place(self.layout, counts, asked)
-        if spans is None:
-            targets = plan_packed(self.layout, counts, asked)
-            if targets is None:
-                return self._refusal(asked)
-            self._rearrange(targets, asked)
-            spans = targets
-        taken = Taken(self._pages.mint(pages), self._slots.mint(state_slots))
-        for band, span, units in zip(self._bands.values(), spans, asked, strict=True):
-            if units:
-                band.take(taken.state_slots if band is self._state else taken.pages, span)
+        self.steps.check_pages_may_change("a take")
+        asked = asked_of_bands(self._bands, self._pages, pages, state_slots, bands)
+        spans = self._make_room([ask.unit_count for ask in asked], pages)
+        if isinstance(spans, TakeRefusal):
+            return spans
+        minted = self._pages.mint(pages)
+        slots = self._slots.mint(state_slots)
+        debt: dict[str, IntArray] = {}
+        for band, ratio, ask, span in zip(self._bands, self._bands.ratios, asked, spans, strict=True):
+            if not ask.unit_count:
+                continue
+            virtual = ask.virtual(minted if ratio else slots, ratio)
+            unwritten = ask.how.unwritten
+            band.take(virtual, span, unwritten)
+            if ratio:
+                self._pages.bound(virtual, ratio)
+            if unwritten is not None and len(unwritten) < ask.unit_count:
+                debt[band.layout.name] = np.delete(virtual, unwritten) if len(unwritten) else virtual
+        taken = Taken(minted, slots, debt)
+        self._debts.open(taken)
         return taken
 
-    def units_fit(self, *, pages: int = 0, state_slots: int = 0) -> bool:
-        """Whether `take` with the same figures would succeed now (C5)."""
-        asked = self._asked(pages, state_slots)
-        live = (band.live_count for band in self._bands.values())
-        return pack(self.layout, [held + units for held, units in zip(live, asked, strict=True)]) is not None
+    def units_fit(self, units: Mapping[str, int]) -> bool:
+        """Whether a take of so many units by band would be served now (C5); bands left out take none."""
+        return self._packs(self._counts(units))
+
+    def ensure_capacity(self, units: Mapping[str, int]) -> TakeRefusal | None:
+        """Rearrange now, if needed, so that a take of so many units by band is served in place; refused, nothing has changed."""
+        self.steps.check_pages_may_change("ensure_capacity")
+        made = self._make_room(self._counts(units), 0)
+        return made if isinstance(made, TakeRefusal) else None
+
+    # ── what forwards do to units ──
+
+    def written(self, taken: Taken) -> None:
+        """The taking forward is recorded: it writes what came without zeroing."""
+        self._debts.close(taken)
+
+    def pay_zero_debt(self, taken: Taken) -> None:
+        """The taking forward will not run: zero what came without, as far as it is still held.
+
+        What was queued of an aborted launch must be ordered before: the schedule stream has waited for it.
+        """
+        self.steps.check_pages_may_change("zeroing")
+        for name, virtual in self._debts.close(taken).items():
+            band = self._bands[name]
+            band.zero(band.ids.physical(virtual))
+
+    def forward_recorded(self, forward: RecordedForward, writes: Mapping[str, IntArray | None]) -> None:
+        """What a recorded forward writes, by band, as virtual (sub-)pages and slots; `None` where it is unknown (row L7).
+
+        A band left out is not written. Call it before anything moves. Raises `ChainError` for what is not bound.
+        """
+        units = {
+            name: None if virtual is None else bound_units(self._bands[name], virtual, "write")
+            for name, virtual in writes.items()
+        }
+        for name, written in units.items():
+            self._bands[name].usage.record_forward_writes(forward, written)
+
+    def forward_processed(self, forward: int) -> None:
+        """Return the units that waited for `forward` or an earlier one; call it after `ForwardSteps.forward_processed`."""
+        for band in self._bands:
+            band.release_pending_through(forward)
+
+    def copy_state_slots(self, sources: IntArray, targets: IntArray) -> None:
+        """Copy the state in each virtual slot of `sources` to that of `targets`; no slot is named twice.
+
+        On the schedule stream, behind every recorded forward that may write either; a target owes no zeroing afterwards.
+        """
+        self.steps.check_pages_may_change("a state copy")
+        state = self._state_band()
+        both = np.concatenate([sources, targets])
+        units = bound_units(state, both, "copy")
+        if len(sources) != len(targets) or len(np.unique(both)) != len(both):
+            raise ChainError(
+                f"cannot copy state slots {some(sources)} to {some(targets)}: as many targets as sources, and no slot twice"
+            )
+        if len(sources):
+            state.copy(units[: len(sources)], units[len(sources) :])
+            self._debts.forget(state.layout.name, targets)
 
     # ── frees ──
 
-    def free_pages(self, band_name: str, virtual_pages: IntArray) -> None:
-        """Release virtual pages in one band, at once and without a wait; the owner's release returns the virtual ids.
+    def free_pages(self, band_name: str, virtual: IntArray) -> None:
+        """Release virtual (sub-)pages in one band, at once and without a wait; the last release of a virtual page returns it.
 
-        Raises `ChainError`, with nothing changed, for a page that is named twice, out of range or not bound there, and for an
-        owner's page that a window still holds; `InvariantError` between a forward's launch and its recording.
+        Raises `ChainError`, with nothing changed, for a page that is out of range, not bound there, named twice or reserved, and
+        for an owner's page that a window still holds.
         """
-        self._steps.check_pages_may_change("a free")
-        band = self._band(band_name)
-        if band is self._state:
+        self.steps.check_pages_may_change("a free")
+        band = self._bands[band_name]
+        if band is self._bands.state:
             raise ChainError(f"band {band_name!r} holds state slots; free them with free_state_slots")
-        self._check_bound(band, virtual_pages, "pages")
-        if band is self._owner:
-            for window in self._attention:
-                if window is band:
-                    continue
-                held = virtual_pages[window.ids.is_bound(virtual_pages)]
-                if len(held):
-                    raise ChainError(
-                        f"cannot free pages {_some(held)} of band {band_name!r}: band {window.layout.name!r} still holds them; "
-                        "release them there first"
-                    )
-        band.free(virtual_pages)
-        if band is self._owner:
-            self._pages.give_back(virtual_pages)
+        units = units_to_free(band, virtual)
+        if band is self._bands.owner:
+            self._check_released(virtual)
+            self._pages.give_back(virtual)
+        else:
+            self._pages.unbound(virtual, self._bands.ratio(band))
+        self._free(band, virtual, units)
 
     def free_state_slots(self, virtual_slots: IntArray) -> None:
         """Release state slots; errors as `free_pages`."""
-        self._steps.check_pages_may_change("a free")
-        if self._state is None:
-            raise ChainError("the chain has no state band")
-        self._check_bound(self._state, virtual_slots, "state slots")
-        self._state.free(virtual_slots)
+        self.steps.check_pages_may_change("a free")
+        state = self._state_band()
+        units = units_to_free(state, virtual_slots)
         self._slots.give_back(virtual_slots)
-
-    def forward_processed(self, forward: int) -> None:
-        """Return the pages that waited for `forward` or an earlier one; call it after `ForwardSteps.forward_processed`."""
-        for band in self._bands.values():
-            band.release_pending_through(forward)
+        self._free(state, virtual_slots, units)
 
     # ── questions ──
 
     def physical_units(self, band_name: str, virtual: IntArray) -> IntArray:
         """Physical ids in one band; an unbound page reads as the sink, 0, an unbound slot as −1."""
-        return self._band(band_name).ids.physical(virtual)
+        return self._bands[band_name].ids.physical(virtual)
 
     def live_units(self, band_name: str) -> IntArray:
         """Physical units in use in one band, ascending."""
-        return self._band(band_name).live_pages()
+        return self._bands[band_name].live_pages()
 
     def span(self, band_name: str) -> PageSpan:
         """Where one band stands."""
-        return self._band(band_name).span
+        return self._bands[band_name].span
+
+    def ledger(self, band_name: str) -> PageUsage:
+        """The uses of one band's pages that are not over."""
+        return self._bands[band_name].usage
 
     def statistics(self) -> ChainStatistics:
         """Exact figures of every band."""
-        bands = self._bands.values()
         return ChainStatistics(
-            bands=tuple(
-                BandStatistics(
-                    name=band.layout.name,
-                    live_units=band.live_count,
-                    free_units=band.counts.free_pages,
-                    pending_units=len(band.pending),
-                    moved_units=band.moved_pages,
-                )
-                for band in bands
-            ),
-            moved_units=sum(band.moved_pages for band in bands),
-            moved_bytes=sum(band.moved_pages * band.layout.unit_bytes for band in bands),
-            rearrangements=self._rearrangements,
+            bands=tuple(band_statistics(band) for band in self._bands),
+            arena_bytes=self.layout.arena_bytes - self.layout.prefix_bytes,
+            free_page_ids=self._pages.free_count,
+            owed_units=self._debts.unit_count,
+            rearrangements=self._rearrangement_count,
         )
 
     def verify_byte_accounting(self) -> None:
         """Raise `InvariantError` unless every byte has at most one owner and every unit is counted once (C11)."""
         edge_byte, edge_name = self.layout.prefix_bytes, "reserved prefix"
-        for band in self._bands.values():
-            bound = len(band.live_pages())
-            if bound != band.live_count:
-                raise InvariantError(
-                    "chain.units_counted_once",
-                    f"band {band.layout.name!r} spans {band.span.page_count} units, {bound} bound and "
-                    f"{band.counts.free_pages} free",
-                    "a unit was lost or counted twice",
-                )
-            if not band.span.page_count:
+        for band in self._bands:
+            band.verify_counts()
+            if band.first_page == band.end_page:
                 continue
-            start_byte = band.layout.start_byte(band.span.first_page)
-            if start_byte < edge_byte or band.layout.start_byte(band.span.end_page) > self.layout.arena_bytes:
+            name, start_byte = band.layout.name, band.layout.start_byte(band.first_page)
+            end_byte = band.layout.start_byte(band.end_page)
+            if start_byte < edge_byte or end_byte > self.layout.arena_bytes:
                 raise InvariantError(
                     "chain.bytes_conserved",
-                    f"band {band.layout.name!r} spans bytes from {start_byte}, {edge_name} ends at {edge_byte}",
+                    f"band {name!r} spans bytes [{start_byte}, {end_byte}), {edge_name} ends at {edge_byte}",
                     "a band grew into its neighbour",
                 )
-            edge_byte, edge_name = band.layout.start_byte(band.span.end_page), f"band {band.layout.name!r}"
-        self._steps.check_idle(sum(len(band.pending) for band in self._bands.values()))
+            edge_byte, edge_name = end_byte, f"band {name!r}"
+        self.steps.check_idle(sum(len(band.pending) for band in self._bands))
+
+    # ── estimates: for logs, metrics and error text (C9) ──
+
+    def capacity_decision(self, what: str) -> AbstractContextManager[None]:
+        """Within it `what` is decided: an estimate that is read breaks `capacity.observe_only_read`."""
+        return self._estimates.decision(what)
+
+    def available_size(self) -> int:
+        """About how many more tokens every attention band could hold together."""
+        return self._estimates.pages("available_size") * self.layout.page_tokens
+
+    def full_available_size(self) -> int:
+        """About how many more tokens full attention could hold, nothing else growing; 0 without it."""
+        owner = self._bands.owner
+        return 0 if owner is None else self._estimates.tokens("full_available_size", owner)
+
+    def window_available_size(self, band_name: str) -> int:
+        """About how many more tokens one attention band could hold, nothing else growing."""
+        return self._estimates.tokens("window_available_size", self._bands[band_name])
+
+    def estimated_units_available(self, band_name: str) -> int:
+        """About how many more units one band could take, nothing else growing."""
+        return self._estimates.units("estimated_units_available", self._bands[band_name])
+
+    def usage(self) -> float:
+        """Share of the arena's bytes, behind its prefix, that is in use."""
+        return self._estimates.used_share("usage")
 
     # ── helpers ──
 
-    def _rearrange(self, targets: tuple[PageSpan, ...], asked: tuple[int, ...]) -> None:
-        """Give every band a place where its live units fit beside what it was asked for; live units keep their contents."""
-        newest = self._steps.newest_recorded
-        if newest is not None:
-            self._device.wait_event(self._device.schedule_stream, newest.event)
-            self._steps.wait_queued(newest.event)
-        bands = list(self._bands.values())
-        moved_before = sum(band.moved_pages for band in bands)
-        for band in bands:
-            band.settle_all()
-            if band.layout.growth is not Growth.FLOAT:
-                band.compact()
-        floats = [
-            place
-            for place, band in enumerate(bands)
-            if band.layout.growth is Growth.FLOAT and band.live_count
-        ]
-        for place in relocation_order(self.layout, [band.span for band in bands], targets, floats):
-            bands[place].relocate(targets[place].first_page)
-        self._rearrangements += 1
+    def _make_room(self, asked: Sequence[int], pages: int) -> Spans | TakeRefusal:
+        """Where each band is to stand for what it is asked for, units having moved if they must; or why that cannot be."""
+        if pages > self._pages.free_count:
+            ids = f"{pages} virtual pages are asked for and {self._pages.free_count} can be minted"
+            return refusal_of(self._bands, asked, ids)
+        spans = spans_in_place(self._bands, asked)
+        if spans is not None:
+            return spans
+        targets = packed_spans(self._bands, asked)
+        if targets is None:
+            return refusal_of(self._bands, asked, "no layout of the arena holds the take")
+        moved_before = sum(band.moved_count for band in self._bands)
+        rearrange(self._bands, targets, self._device, self.steps)
+        self._rearrangement_count += 1
         log.info(
             "chain.rearranged",
-            units_moved=sum(band.moved_pages for band in bands) - moved_before,
-            asked=dict(zip(self._bands, asked, strict=True)),
+            units_moved=sum(band.moved_count for band in self._bands) - moved_before,
+            asked=dict(zip(self._bands.names, asked, strict=True)),
         )
+        return [(target.first_page, target.end_page) for target in targets]
 
-    def _asked(self, pages: int, state_slots: int) -> tuple[int, ...]:
-        for count in (pages, state_slots):
+    def _packs(self, asked: Sequence[int]) -> bool:
+        held = [band.live_count + units for band, units in zip(self._bands, asked, strict=True)]
+        return pack(self.layout, held) is not None
+
+    def _counts(self, units: Mapping[str, int]) -> list[int]:
+        for name, count in units.items():
+            self._bands[name]
             if isinstance(count, bool) or not isinstance(count, int) or count < 0:
                 raise ChainError(
-                    f"cannot take {pages!r} pages and {state_slots!r} state slots: counts must be integers of 0 or more"
+                    f"cannot ask for {count!r} units of band {name!r}: an integer of 0 or more is needed"
                 )
-        if (pages and self._owner is None) or (state_slots and self._state is None):
-            raise ChainError(
-                f"cannot take {pages} pages and {state_slots} state slots: the chain has bands {list(self._bands)}"
-            )
-        return tuple(state_slots if band is self._state else pages for band in self._bands.values())
+        return [units.get(name, 0) for name in self._bands.names]
 
-    def _refusal(self, asked: tuple[int, ...]) -> TakeRefusal:
-        return TakeRefusal(
-            rule="no layout of the arena holds the take",
-            arena_bytes=self.layout.arena_bytes - self.layout.prefix_bytes,
-            bands=tuple(
-                BandFigures(
-                    name=band.layout.name,
-                    unit_bytes=band.layout.unit_bytes,
-                    asked=units,
-                    live=band.live_count,
-                    free=band.counts.free_pages,
+    def _free(self, band: Band, virtual: IntArray, units: IntArray) -> None:
+        band.free(virtual, units)
+        if self._debts:
+            self._debts.forget(band.layout.name, virtual)
+
+    def _state_band(self) -> Band:
+        if self._bands.state is None:
+            raise ChainError("the chain has no state band")
+        return self._bands.state
+
+    def _check_released(self, virtual_pages: IntArray) -> None:
+        """Raise `ChainError` for pages that a window still holds: they return with the owner's free."""
+        for window, ratio in self._bands.windows:
+            parts = sub_pages(virtual_pages, ratio)
+            held = window.ids.is_bound(parts)
+            if held.any():
+                owner = self._bands.owner
+                assert owner is not None, "only an owner's pages are checked"
+                raise ChainError(
+                    f"cannot free pages {some(np.unique(parts[held] // ratio))} of band {owner.layout.name!r}: band "
+                    f"{window.layout.name!r} still holds them; release them there first"
                 )
-                for band, units in zip(self._bands.values(), asked, strict=True)
-            ),
-        )
-
-    def _band(self, name: str) -> Band:
-        if name not in self._bands:
-            raise ChainError(f"no band {name!r}; the chain has {list(self._bands)}")
-        return self._bands[name]
-
-    @staticmethod
-    def _check_bound(band: Band, virtual: IntArray, what: str) -> None:
-        name = band.layout.name
-        if virtual.ndim != 1 or virtual.dtype != np.int64:
-            raise ChainError(
-                f"cannot free {what} of band {name!r}: ids must be a one-dimensional int64 array, found {virtual.dtype} "
-                f"{list(virtual.shape)}"
-            )
-        outside = virtual[(virtual < 0) | (virtual >= band.ids.virtual_count)]
-        if len(outside):
-            raise ChainError(
-                f"cannot free {what} {_some(outside)} of band {name!r}: ids run from 0 to {band.ids.virtual_count - 1}"
-            )
-        unbound = virtual[~band.ids.is_bound(virtual)]
-        if len(unbound):
-            raise ChainError(
-                f"cannot free {what} {_some(unbound)} of band {name!r}: not bound (freed twice, or never taken)"
-            )
-        entries, times = np.unique(virtual, return_counts=True)
-        if len(entries) != len(virtual):
-            raise ChainError(
-                f"cannot free {what} {_some(entries[times > 1])} of band {name!r}: named twice in one free"
-            )
-
-
-def _some(ids: IntArray) -> str:
-    """The first few ids, for an error's text."""
-    shown = ", ".join(str(unit) for unit in ids[:8])
-    return f"[{shown}]" if len(ids) <= 8 else f"[{shown}, … {len(ids)} in all]"

@@ -1,11 +1,15 @@
-"""A band: one sub-pool's units inside the arena (row C2).
+"""Bands: one sub-pool's units inside the arena (rows C2, C3).
 
     grow-up end      [first_page ………… end_page) →            anchored at its lowest page
     grow-down end              ← [first_page ………… page_count)  anchored at its highest page
     float                ← [first_page ………… end_page) →        anchored nowhere, placed when first needed
 
-Every page of the *span* is live, pending (free, but a forward may still touch it) or a hole. A free at the span's open
-boundary gives the bytes back at once; anywhere else it leaves a hole, which the next take uses first.
+Every unit of the *span* is live, a hole, pending (freed, but a forward may still touch it) or vacated (moved away from, but
+somebody may still read it). A free at an open side of the span gives the bytes back at once, fenced while anybody uses them;
+anywhere else it leaves a hole, which the next take uses first.
+
+A band decides nothing about room: the chain hands it a span that holds what it is asked for. It decides which units, and queues
+on the schedule stream the waits that the ledger asks for. Nothing here waits on the host.
 """
 
 from __future__ import annotations
@@ -13,168 +17,299 @@ from __future__ import annotations
 import numpy as np
 
 from kvtide.chain.hole_set import HoleSet
-from kvtide.chain.id_space import UnitIds
-from kvtide.chain.placement import BandCounts
-from kvtide.device import Device, IntArray, UnitGrid
-from kvtide.ledger import ForwardSteps, PendingPages
+from kvtide.chain.id_space import MASKED, SINK, UnitIds
+from kvtide.chain.units import NO_UNITS
+from kvtide.device import Device, IntArray, Mirror, UnitGrid
+from kvtide.ledger import (
+    Consumer,
+    FencedBytes,
+    ForwardSteps,
+    InvariantError,
+    PageUsage,
+    PendingPages,
+    choose_holes,
+    clearance,
+    clone_of,
+    queue_stream_waits,
+)
 from kvtide.plan import BandLayout, Growth, PageSpan
 
 
 class Band:
-    """Pages of one band: its span, its free pages, its map of ids. The chain allocator is the only one that mutates it."""
+    """An end of the chain. The chain allocator is the only one that mutates it."""
 
-    def __init__(self, layout: BandLayout, ids: UnitIds, steps: ForwardSteps, device: Device) -> None:
-        """An empty band."""
+    def __init__(
+        self,
+        layout: BandLayout,
+        mirror: Mirror,
+        device: Device,
+        fences: FencedBytes,
+        steps: ForwardSteps,
+    ) -> None:
+        """An empty band whose virtual ids are the entries of `mirror`; zeroes its sink."""
         self.layout = layout
-        self.ids = ids
+        self.ids = UnitIds(layout.page_count, SINK if layout.has_sink else MASKED, mirror)
         self.pending = PendingPages()
-        self.moved_pages = 0
-        """Pages moved since the start."""
-        self._steps = steps
+        """Freed units that a forward may still touch."""
+        self.first_page = self.end_page = self._anchor
+        """The span: units from the lowest to the highest that is not given back."""
+        self.live_count = 0
+        """Units in use."""
+        self.moved_count = self.zeroed_count = self.settle_count = 0
+        """Since the start: units moved, units zeroed on hand-out, waits queued for pending units."""
         self._device = device
-        self._holes = HoleSet(layout.page_count)
+        self._steps = steps
         self._grid = UnitGrid(layout.origin_bytes, layout.unit_bytes)
-        self._span = _empty_span(layout)
+        self.usage = PageUsage(steps, layout.page_count, name=layout.name, grid=self._grid, fences=fences)
+        """The band's ledger."""
+        self._holes = HoleSet(layout.page_count, from_high_end=layout.growth is Growth.DOWN)
+        if layout.has_sink:
+            device.zero_units(device.schedule_stream, self._grid, np.zeros(1, np.int64))
 
-    @property
-    def counts(self) -> BandCounts:
-        """What placement needs to know."""
-        return BandCounts(span=self._span, free_pages=len(self._holes) + len(self.pending))
+    def clone(self, device: Device, mirror: Mirror, fences: FencedBytes, steps: ForwardSteps) -> Band:
+        """The same band over other bytes, which goes its own way (row C13)."""
+        return clone_of(
+            self,
+            ids=self.ids.clone(mirror),
+            pending=self.pending.clone(),
+            usage=self.usage.clone(steps, fences),
+            _device=device,
+            _steps=steps,
+            _holes=self._holes.clone(),
+        )
+
+    # ── questions ──
 
     @property
     def span(self) -> PageSpan:
-        """Pages from the lowest to the highest that is live, pending or a hole."""
-        return self._span
+        """Where the band stands."""
+        return PageSpan(first_page=self.first_page, end_page=self.end_page)
 
     @property
-    def live_count(self) -> int:
-        """Pages in use."""
-        return self.counts.live_pages
+    def hole_count(self) -> int:
+        """Free units inside the span that nothing but a copy or transfer may still touch."""
+        return len(self._holes)
+
+    @property
+    def free_count(self) -> int:
+        """Units that a take can have without the band growing: holes, then pending units."""
+        return len(self._holes) + len(self.pending)
 
     def live_pages(self) -> IntArray:
-        """Physical pages in use, ascending."""
-        return self.ids.bound_in(self._span.first_page, self._span.end_page)
+        """Physical units in use, ascending."""
+        return self.ids.bound_in(self.first_page, self.end_page)
 
-    def zero_sink(self) -> None:
-        """Zero page 0, which unbound pages and padded rows read."""
-        self._device.zero_units(self._device.schedule_stream, self._grid, np.zeros(1, np.int64))
+    # ── takes and frees ──
 
-    def take(self, virtual: IntArray, span: PageSpan) -> IntArray:
-        """Bind a page to each of `virtual`: holes first, then pending pages, then the growth from the present span to `span`.
+    def take(self, virtual: IntArray, span: tuple[int, int], unwritten: IntArray | None) -> None:
+        """Bind a unit to each of `virtual`: holes, then settled pending units, then the growth to `span`, first and end page.
 
-        The pages come back zeroed. A planned take cannot fail.
+        Units at the places `unwritten` are zeroed, all of them for None. Work is queued on the schedule stream, behind whatever
+        may still touch the units. A planned take cannot fail.
         """
-        short = len(virtual) - len(self._holes)
-        if short > 0 and len(self.pending):
-            self._holes.add(self._settled(short))
-        pages = np.concatenate([self._take_holes(min(len(virtual), len(self._holes))), self._grow_to(span)])
-        self.ids.bind(virtual, pages)
-        self._device.zero_units(self._device.schedule_stream, self._grid, pages)
-        self._give_back_boundary_holes()
-        return pages
+        if len(virtual) > len(self._holes) and len(self.pending):
+            self._settle(len(virtual) - len(self._holes))
+        from_holes = min(len(virtual), len(self._holes))
+        units = self._take_holes(from_holes) if from_holes else NO_UNITS
+        if from_holes < len(virtual):
+            grown = self._grow_to(*span)
+            units = np.concatenate([units, grown]) if from_holes else grown
+        self.ids.bind(virtual, units)
+        self.live_count += len(virtual)
+        zeroed = units if unwritten is None else units[unwritten]
+        if not self.usage.is_clear:
+            # What the forward writes whole needs no more than the forward does; its stream stands behind this one.
+            self._clear(Consumer.FORWARD, units)
+        self.zero(zeroed)
 
-    def free(self, virtual: IntArray) -> None:
-        """Unbind `virtual`, which the caller has checked, at once; the pages pend while a recorded forward may touch them."""
-        pages = self.ids.unbind(virtual)
+    def zero(self, units: IntArray) -> None:
+        """Zero physical units, behind whatever may still touch them."""
+        if len(units):
+            if not self.usage.is_clear:
+                self._clear(Consumer.ZERO, units)
+            self._device.zero_units(self._device.schedule_stream, self._grid, units)
+            self.zeroed_count += len(units)
+
+    def free(self, virtual: IntArray, units: IntArray) -> None:
+        """Unbind virtual ids from their units at once; the units pend while a recorded forward may touch them.
+
+        The caller has checked that they are bound, each named once, and may be freed.
+        """
+        self.ids.unbind(virtual, units)
+        self.live_count -= len(units)
         newest = self._steps.newest_recorded
         if newest is not None:
-            self.pending.add(pages, newest)
+            self.pending.add(units, newest)
         else:
-            self._add_holes(pages)
+            self._add_holes(units)
 
     def release_pending_through(self, forward: int) -> None:
-        """Make holes of the pages that waited for `forward`, which has been processed, or for one before it."""
-        self._add_holes(self.pending.release_through(forward))
+        """Make holes of the units that waited for `forward`, which has been processed, or for one before it."""
+        if len(self.pending):
+            self._add_holes(self.pending.release_through(forward))
+        self._collect_vacated()
 
     def settle_all(self) -> None:
-        """Make holes of every pending page; the schedule stream waits their forwards, the host does not."""
-        self._add_holes(self._settled(len(self.pending)))
+        """Make holes of every pending unit, and of every vacated one that no send reads; the host does not wait.
 
-    def compact(self) -> None:
-        """Move live pages to the band's anchored end until no hole is left; no page may be pending."""
-        live = self.live_pages()
-        if self.layout.growth is Growth.UP:
-            target = PageSpan(first_page=self.layout.first_page, end_page=self.layout.first_page + len(live))
-        else:
-            target = PageSpan(first_page=self.layout.page_count - len(live), end_page=self.layout.page_count)
-        outside = (live < target.first_page) | (live >= target.end_page)
-        inside = np.arange(target.first_page, target.end_page)
-        self._move(live[outside], np.setdiff1d(inside, live, assume_unique=True))
-        self._set_packed(target)
+        The caller has made the schedule stream wait for the newest forward in flight.
+        """
+        if len(self.pending):
+            self._settle(len(self.pending))
+            self._retreat()
+        self._collect_vacated()
 
-    def relocate(self, first_page: int) -> None:
-        """Move every live page, in order, into a block from `first_page`; no page may be pending.
+    # ── moves ──
 
-        Block and present pages may overlap. Pages that move up go highest first, those that move down lowest first; since
-        both lists rise, the first never write what the second still read, so no page is overwritten before it is read.
+    def pack_into(self, first_page: int, end_page: int) -> None:
+        """Make `[first_page, end_page)` the span: live units outside move to free ones inside, the rest of it is holes.
+
+        The caller has cleared the span of other bands and of pending units. Sources and targets are disjoint, so the copies need
+        no order among themselves; what moves is behind its writers, where it goes behind its readers.
         """
         live = self.live_pages()
-        targets = np.arange(first_page, first_page + len(live))
-        upward = np.flatnonzero(targets > live)[::-1]
-        downward = np.flatnonzero(targets < live)
-        order = np.concatenate([upward, downward])
-        self._move(live[order], targets[order])
-        self._set_packed(PageSpan(first_page=first_page, end_page=first_page + len(live)))
+        outside = live[(live < first_page) | (live >= end_page)]
+        self._holes.remove_outside(first_page, end_page)
+        self._holes.add(np.arange(first_page, min(self.first_page, end_page)))
+        self._holes.add(np.arange(max(self.end_page, first_page), end_page))
+        beyond = np.concatenate(
+            [
+                np.arange(self.first_page, min(first_page, self.end_page)),
+                np.arange(max(end_page, self.first_page), self.end_page),
+            ]
+        )
+        if len(outside):
+            self._move(outside, np.sort(self._holes.take(len(outside))))
+        self.usage.fence(beyond)
+        self.first_page, self.end_page = first_page, end_page
 
-    def _move(self, sources: IntArray, targets: IntArray) -> None:
-        if not len(sources):
-            return
+    def copy(self, sources: IntArray, targets: IntArray) -> None:
+        """Copy live units onto other live ones, behind every forward that may write either."""
+        self._wait_writers(np.concatenate([sources, targets]))
+        self._clear(Consumer.SCHEDULE_COPY, targets)
         self._device.copy_units(self._device.schedule_stream, self._grid, sources, targets)
-        self.ids.move(sources, targets)
-        self.moved_pages += len(sources)
 
-    def _set_packed(self, span: PageSpan) -> None:
-        self._holes.clear()
-        self._span = span if span.page_count else _empty_span(self.layout)
+    def verify_counts(self) -> None:
+        """Raise `InvariantError` unless every unit of the span is live, a hole, pending or vacated, and counted once (C11)."""
+        free = np.concatenate(
+            [self._holes.nearest(len(self._holes)), self.pending.pages(), self.usage.vacated_pages()]
+        )
+        live = self.live_pages()
+        units = np.concatenate([live, free])
+        if len(live) != self.live_count or not np.array_equal(
+            np.sort(units), np.arange(self.first_page, self.end_page)
+        ):
+            raise InvariantError(
+                "chain.units_counted_once",
+                f"band {self.layout.name!r} spans units [{self.first_page}, {self.end_page}): {len(live)} bound, "
+                f"{self.live_count} counted live, {len(self._holes)} holes, {len(self.pending)} pending",
+                "a unit was lost or counted twice",
+            )
 
-    def _settled(self, page_count: int) -> IntArray:
-        """Pages of the oldest pending batches that cover `page_count`; the schedule stream waits their forwards."""
-        pages, event = self.pending.settle(page_count)
+    # ── helpers ──
+
+    @property
+    def _anchor(self) -> int:
+        """Where an empty span stands."""
+        return self.layout.page_count if self.layout.growth is Growth.DOWN else self.layout.first_page
+
+    def _settle(self, unit_count: int) -> None:
+        """Make holes of the oldest pending batches that cover `unit_count`; the schedule stream waits their forwards."""
+        units, event = self.pending.settle(unit_count)
         if event is not None:
             self._device.wait_event(self._device.schedule_stream, event)
             self._steps.wait_queued(event)
-        return pages
+            self.settle_count += 1
+        self._holes.add(units)
 
-    def _take_holes(self, page_count: int) -> IntArray:
-        if not page_count:
-            return np.empty(0, np.int64)
-        return self._holes.take(page_count, highest_first=self.layout.growth is Growth.DOWN)
+    def _take_holes(self, unit_count: int) -> IntArray:
+        """The best holes: those that make nobody wait for an unretired forward or a transfer first, then nearest the anchor."""
+        if not self.usage.steers_choice:
+            return self._holes.take(unit_count)
+        looked_at = 2 * unit_count
+        while True:
+            chosen = choose_holes(Consumer.ZERO, self.usage, self._holes.nearest(looked_at), unit_count)
+            if chosen.clear_count == unit_count or looked_at >= len(self._holes):
+                break
+            looked_at *= 4
+        self._holes.remove(chosen.pages)
+        return chosen.pages
 
-    def _grow_to(self, span: PageSpan) -> IntArray:
-        """Extend to `span` and return the new pages, nearest the anchor first."""
-        old = (
-            self._span
-            if self._span.page_count
-            else PageSpan(first_page=span.first_page, end_page=span.first_page)
+    def _grow_to(self, first_page: int, end_page: int) -> IntArray:
+        """Extend the span; the new units, nearest the anchor first."""
+        if self.first_page == self.end_page:
+            units = np.arange(first_page, end_page)
+            units = units[::-1] if self.layout.growth is Growth.DOWN else units
+        elif first_page < self.first_page:
+            units = np.arange(self.first_page - 1, first_page - 1, -1)
+        else:
+            units = np.arange(self.end_page, end_page)
+        self.first_page, self.end_page = first_page, end_page
+        return units
+
+    def _move(self, sources: IntArray, targets: IntArray) -> None:
+        self._wait_writers(sources)
+        self._clear(Consumer.SCHEDULE_COPY, targets)
+        self._device.copy_units(self._device.schedule_stream, self._grid, sources, targets)
+        self.ids.move(sources, targets)
+        self.moved_count += len(sources)
+        self.usage.vacate(sources, targets)
+
+    def _wait_writers(self, units: IntArray) -> None:
+        """The schedule stream waits for whatever may still write `units`."""
+        writers = self.usage.writers(units)
+        if writers.forward is not None:
+            self._device.wait_event(self._device.schedule_stream, writers.forward.event)
+            self._steps.wait_queued(writers.forward.event)
+        for copy in writers.copies:
+            self._device.wait_event(self._device.schedule_stream, copy.finish)
+
+    def _clear(self, consumer: Consumer, units: IntArray) -> None:
+        """The schedule stream waits for what the ledger says `consumer` must wait for before it writes `units`."""
+        queue_stream_waits(
+            clearance(consumer, self.usage, units), self.usage, self._device, self._device.schedule_stream
         )
-        below = np.arange(span.first_page, old.first_page)
-        above = np.arange(old.end_page, span.end_page)
-        self._span = span
-        pages = np.concatenate([above, below[::-1]])
-        return pages[::-1] if self.layout.growth is Growth.DOWN and not old.page_count else pages
 
-    def _add_holes(self, pages: IntArray) -> None:
-        if len(pages):
-            self._holes.add(pages)
-            self._give_back_boundary_holes()
+    def _collect_vacated(self) -> None:
+        self._add_holes(self.usage.take_ready_vacated())
 
-    def _give_back_boundary_holes(self) -> None:
-        """Shrink the span by the holes at its open sides: an end's frontier, both sides of a float."""
-        first_page, end_page = self._span.first_page, self._span.end_page
-        if self.layout.growth is not Growth.UP:
-            first_page += self._holes.run_above(first_page, end_page)
-        if self.layout.growth is not Growth.DOWN:
-            end_page -= self._holes.run_below(end_page, first_page)
-        given_back = np.concatenate(
-            [np.arange(self._span.first_page, first_page), np.arange(end_page, self._span.end_page)]
-        )
-        if len(given_back):
-            self._holes.remove(given_back)
-            span = PageSpan(first_page=first_page, end_page=end_page)
-            self._span = span if span.page_count else _empty_span(self.layout)
+    def _add_holes(self, units: IntArray) -> None:
+        if len(units):
+            self._holes.add(units)
+            self._retreat()
+
+    def _retreat(self) -> None:
+        """Give back the holes at the open sides of the span."""
+        if self.layout.growth is Growth.DOWN:
+            self._give_back_below()
+        else:
+            self._give_back_above()
+
+    def _give_back_below(self) -> None:
+        run = self._holes.run_above(self.first_page, self.end_page)
+        if run:
+            self.give_back(np.arange(self.first_page, self.first_page + run))
+            self.first_page += run
+
+    def _give_back_above(self) -> None:
+        run = self._holes.run_below(self.end_page, self.first_page)
+        if run:
+            self.give_back(np.arange(self.end_page - run, self.end_page))
+            self.end_page -= run
+
+    def give_back(self, units: IntArray) -> None:
+        """Let holes at an open side of the span leave it, fenced while anybody uses them."""
+        self._holes.remove(units)
+        if not self.usage.is_clear:
+            self.usage.fence(units)
 
 
-def _empty_span(layout: BandLayout) -> PageSpan:
-    """Where a band without pages stands: at its anchor."""
-    page = layout.page_count if layout.growth is Growth.DOWN else layout.first_page
-    return PageSpan(first_page=page, end_page=page)
+class FloatBand(Band):
+    """A band between the ends: it grows at either side and gives back at both; empty, it stands nowhere."""
+
+    def _retreat(self) -> None:
+        """Give back the holes at both sides of the span."""
+        self._give_back_above()
+        self._give_back_below()
+        if self.first_page == self.end_page:
+            self.first_page = self.end_page = self._anchor

@@ -1,7 +1,15 @@
-"""Free pages inside one band's span: a bit a page and a count a block of 64.
+"""Free pages inside one band's span, handed out nearest the band's anchor first.
 
-Takes come out nearest the band's anchor first, which keeps live pages together and moves rare. Cost follows the pages touched and,
-at a vectorised sixty-fourth, the band's pages.
+    distance from the anchor →
+    |■■■□■■■□□■■■■■■■■■■■■□■■■│■■■■□■■■■■■■■■■□■■■■■■■■■■■■■■■|      □ hole
+     └── reserve: sorted ──────┘└── a bit a page, a flag a block ──┘
+                             reserve end
+
+Every hole has its bit. Those nearer than the *reserve end* also stand, sorted, in the *reserve*, from which takes come. A take
+that outruns it scans on from the reserve end by block flags; an add below it merges. So an operation costs the pages it names and the
+blocks it scans past, never the band, and live pages stay near the anchor, which keeps later moves rare.
+
+Inside, pages are numbered by distance from the anchor; a grow-down end is the mirror image of a grow-up one.
 """
 
 from __future__ import annotations
@@ -9,20 +17,27 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from kvtide.chain.units import NO_UNITS, Index, index_of
 from kvtide.device import IntArray
+from kvtide.ledger import clone_of
 
 _BLOCK_PAGES = 64
+_RESERVE_PAGES = 1024  # beyond twice as many, the reserve gives its far half back to the blocks
 
 
 class HoleSet:
-    """A set of physical pages of one band."""
+    """A set of physical pages of one band. Methods take and return pages as one-dimensional int64 arrays."""
 
-    def __init__(self, page_count: int) -> None:
-        """Empty, for pages `[0, page_count)`."""
+    def __init__(self, page_count: int, *, from_high_end: bool = False) -> None:
+        """Empty, for pages `[0, page_count)` of a band anchored at its low end, or at its high one."""
+        self._last = page_count - 1
+        self._from_high_end = from_high_end
         block_count = -(-page_count // _BLOCK_PAGES)
         self._bits: npt.NDArray[np.bool_] = np.zeros(block_count * _BLOCK_PAGES, np.bool_)
-        self._blocks = self._bits.reshape(block_count, _BLOCK_PAGES)
-        self._block_counts: npt.NDArray[np.int32] = np.zeros(block_count, np.int32)
+        self._blocks: npt.NDArray[np.bool_] = np.zeros(block_count, np.bool_)
+        """Whether a block may have holes beyond the reserve; a scan that finds none clears it."""
+        self._reserve: IntArray = NO_UNITS
+        self._reserve_end = block_count * _BLOCK_PAGES
         self._page_count = 0
 
     def __len__(self) -> int:
@@ -31,53 +46,141 @@ class HoleSet:
 
     def add(self, pages: IntArray) -> None:
         """Add pages that are not in the set, each named once."""
-        self._bits[pages] = True
-        np.add.at(self._block_counts, pages // _BLOCK_PAGES, 1)
+        if not len(pages):
+            return
+        distances = self._mirrored(pages)
+        where = index_of(distances)
+        self._bits[where] = True
         self._page_count += len(pages)
+        if len(pages) > _RESERVE_PAGES:
+            self._end_reserve_at(int(distances.min()) // _BLOCK_PAGES * _BLOCK_PAGES)
+            self._flag(where)
+            return
+        near = distances
+        if distances.item(distances.argmax()) >= self._reserve_end:
+            is_near = distances < self._reserve_end
+            self._flag(distances[~is_near])
+            near = distances[is_near]
+        if len(near):
+            reserve = np.concatenate([self._reserve, near])
+            reserve.sort()
+            self._reserve = reserve
+            if len(reserve) > 2 * _RESERVE_PAGES:
+                self._end_reserve_at(int(reserve[_RESERVE_PAGES]) // _BLOCK_PAGES * _BLOCK_PAGES)
+
+    def take(self, page_count: int) -> IntArray:
+        """Remove and return the `page_count` holes nearest the anchor, nearest first; there are as many."""
+        if page_count > len(self._reserve):
+            self._extend_reserve(page_count)
+        distances = self._reserve[:page_count]
+        self._reserve = self._reserve[page_count:]
+        self._bits[index_of(distances)] = False
+        self._page_count -= page_count
+        return self._mirrored(distances)
+
+    def nearest(self, page_count: int) -> IntArray:
+        """The `page_count` holes nearest the anchor, or all of them if there are fewer, nearest first."""
+        if page_count > len(self._reserve):
+            self._extend_reserve(page_count)
+        return self._mirrored(self._reserve[:page_count])
 
     def remove(self, pages: IntArray) -> None:
         """Remove pages that are in the set, each named once."""
-        self._bits[pages] = False
-        np.subtract.at(self._block_counts, pages // _BLOCK_PAGES, 1)
+        if not len(pages):
+            return
+        self._bits[index_of(self._mirrored(pages))] = False
+        self._reserve = self._reserve[self._bits[self._reserve]]
         self._page_count -= len(pages)
 
-    def clear(self) -> None:
-        """Remove every hole."""
-        blocks = np.flatnonzero(self._block_counts)
-        self._blocks[blocks] = False
-        self._block_counts[blocks] = 0
-        self._page_count = 0
+    def remove_outside(self, first_page: int, end_page: int) -> None:
+        """Remove every hole outside `[first_page, end_page)`; costs the holes, and a scan of their blocks."""
+        holes = self.nearest(self._page_count)
+        self.remove(holes[(holes < first_page) | (holes >= end_page)])
 
-    def take(self, page_count: int, *, highest_first: bool) -> IntArray:
-        """Remove and return the lowest (or highest) `page_count` holes, in the order of the choice."""
-        blocks = np.flatnonzero(self._block_counts)
-        if highest_first:
-            blocks = blocks[::-1]
-        needed = np.searchsorted(np.cumsum(self._block_counts[blocks]), page_count) + 1
-        chosen = blocks[:needed]
-        rows, columns = np.nonzero(self._blocks[chosen])
-        pages = np.sort(chosen[rows] * _BLOCK_PAGES + columns)
-        pages = pages[::-1][:page_count] if highest_first else pages[:page_count]
-        self.remove(pages)
-        return pages
+    def contains(self, pages: IntArray) -> npt.NDArray[np.bool_]:
+        """Which of `pages` are holes."""
+        found: npt.NDArray[np.bool_] = self._bits[self._mirrored(pages)]
+        return found
 
     def run_above(self, page: int, end_page: int) -> int:
         """Consecutive holes upward from `page`, within `[page, end_page)`."""
-        return self._run(self._bits[page:end_page])
+        return self._run(page, 1, end_page - page)
 
     def run_below(self, page: int, first_page: int) -> int:
         """Consecutive holes downward from `page - 1`, within `[first_page, page)`."""
-        return self._run(self._bits[first_page:page][::-1])
+        return self._run(page - 1, -1, page - first_page)
 
-    @staticmethod
-    def _run(bits: npt.NDArray[np.bool_]) -> int:
-        """Leading true bits; looks at no more than four times as many, and 64."""
-        looked_at = 0
+    def clone(self) -> HoleSet:
+        """The same holes, which go their own way (row C13)."""
+        return clone_of(self)
+
+    # ── helpers, in distances ──
+
+    def _mirrored(self, pages: IntArray) -> IntArray:
+        """Distances of pages, or pages at distances: the two are mirror images."""
+        return self._last - pages if self._from_high_end else pages
+
+    def _extend_reserve(self, page_count: int) -> None:
+        """Let the reserve reach on until it has `page_count` pages, or all."""
+        parts = [self._reserve]
+        held = len(self._reserve)
+        block = self._reserve_end // _BLOCK_PAGES
         step = _BLOCK_PAGES
-        while looked_at < len(bits):
-            piece = bits[looked_at : looked_at + step]
-            if not piece.all():
-                return looked_at + int(np.argmin(piece))
-            looked_at += len(piece)
+        rows = self._bits.reshape(-1, _BLOCK_PAGES)
+        while held < page_count and block < len(self._blocks):
+            flagged = self._blocks[block : block + step].nonzero()[0] + block
+            if len(flagged):
+                places, columns = rows[flagged].nonzero()
+                parts.append(flagged[places] * _BLOCK_PAGES + columns)
+                held += len(places)
+                self._blocks[flagged] = False
+            block += step
             step *= 4
-        return looked_at
+        self._reserve = np.concatenate(parts)
+        self._reserve_end = min(block, len(self._blocks)) * _BLOCK_PAGES
+
+    def _end_reserve_at(self, distance: int) -> None:
+        """Let the reserve end at `distance`, a block's start, unless it ends before."""
+        if distance >= self._reserve_end:
+            return
+        kept = int(np.searchsorted(self._reserve, distance))
+        self._flag(self._reserve[kept:])
+        self._reserve = self._reserve[:kept]
+        self._reserve_end = distance
+
+    def _flag(self, where: Index) -> None:
+        if isinstance(where, slice):
+            low, high = _bounds(where)
+            self._blocks[low // _BLOCK_PAGES : high // _BLOCK_PAGES + 1] = True
+        else:
+            self._blocks[where // _BLOCK_PAGES] = True
+
+    def _run(self, page: int, step: int, limit: int) -> int:
+        """Holes in a row from `page` in steps of ±1, at most `limit`; looks at no more than four times as many, and 64."""
+        if limit <= 0:
+            return 0
+        distance = self._last - page if self._from_high_end else page
+        step = -step if self._from_high_end else step
+        if not self._bits[distance]:
+            return 0
+        found, piece_pages = 0, _BLOCK_PAGES
+        while found < limit:
+            count = min(piece_pages, limit - found)
+            start = distance + step * found
+            piece = (
+                self._bits[start : start + count]
+                if step > 0
+                else self._bits[start - count + 1 : start + 1][::-1]
+            )
+            if not piece.all():
+                return found + int(np.argmin(piece))
+            found += count
+            piece_pages *= 4
+        return found
+
+
+def _bounds(run: slice) -> tuple[int, int]:
+    """Lowest and highest index of a non-empty slice that `index_of` made."""
+    first, step = run.start, run.step
+    last = (run.stop if run.stop is not None else -1) - step
+    return min(first, last), max(first, last)

@@ -1,7 +1,8 @@
-"""Virtual ids: what requests hold, so that a page can move without rewriting a request (row C1).
+"""Virtual ids: what requests hold, so that a unit can move without a request being rewritten (row C1).
 
-The chain mints virtual pages; each attention band binds physical pages of its own to them, and an unbound one reads as the
-sink, page 0. State slots have virtual ids of their own; an unbound one reads as −1, a masked row.
+The chain mints virtual pages; each attention band binds units of its own to them, or to their *sub-pages* where its pages are
+smaller (P10): virtual page v has sub-pages `v × ratio + i`. An unbound one reads as the sink, page 0. State slots have virtual
+ids of their own; an unbound one reads as −1, a masked row.
 """
 
 from __future__ import annotations
@@ -9,13 +10,15 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from kvtide.chain.units import index_of
 from kvtide.device import IntArray, Mirror
+from kvtide.ledger import clone_of
 
 SINK = 0
-"""Physical page an unbound virtual page reads as; also the virtual page that is never minted."""
+"""Physical page that an unbound virtual page reads as; also the virtual page that is never minted."""
 
 MASKED = -1
-"""Physical slot an unbound virtual state slot reads as."""
+"""Physical slot that an unbound virtual state slot reads as."""
 
 
 class IdSpace:
@@ -42,18 +45,23 @@ class IdSpace:
         self._free[self._free_count : self._free_count + len(ids)] = ids[::-1]
         self._free_count += len(ids)
 
+    def clone(self) -> IdSpace:
+        """The same ids, which go their own way (row C13)."""
+        return clone_of(self)
+
 
 class UnitIds:
     """One band's map between virtual and physical ids, and its mirror on the device."""
 
-    def __init__(self, virtual_count: int, page_count: int, unbound: int, mirror: Mirror) -> None:
-        """Nothing bound; a virtual id that is not bound reads as `unbound`."""
-        self._unbound = unbound
+    def __init__(self, page_count: int, unbound: int, mirror: Mirror) -> None:
+        """Nothing bound; a virtual id, one for each entry of `mirror`, reads as `unbound` until it is."""
+        self.unbound = unbound
+        """What an unbound virtual id reads as; every bound one reads as more."""
         self._mirror = mirror
-        self._physical: npt.NDArray[np.int32] = np.full(virtual_count, unbound, np.int32)
+        self._physical: npt.NDArray[np.int32] = np.full(mirror.length, unbound, np.int32)
         self._virtual: npt.NDArray[np.int32] = np.full(page_count, -1, np.int32)
         if unbound:
-            mirror.stage(np.arange(virtual_count), np.full(virtual_count, unbound, np.int64))
+            mirror.stage(np.arange(mirror.length), np.full(mirror.length, unbound, np.int64))
 
     @property
     def virtual_count(self) -> int:
@@ -62,11 +70,15 @@ class UnitIds:
 
     def physical(self, virtual: IntArray) -> IntArray:
         """Physical ids of virtual ones."""
-        return self._physical[virtual].astype(np.int64)
+        return self._physical[index_of(virtual)].astype(np.int64)
+
+    def virtual(self, physical: IntArray) -> IntArray:
+        """Virtual ids of physical ones; −1 where none is bound."""
+        return self._virtual[index_of(physical)].astype(np.int64)
 
     def is_bound(self, virtual: IntArray) -> npt.NDArray[np.bool_]:
         """Which of the virtual ids are bound here."""
-        return np.not_equal(self._physical[virtual], self._unbound)
+        return np.not_equal(self._physical[index_of(virtual)], self.unbound)
 
     def bound_in(self, first_page: int, end_page: int) -> IntArray:
         """Physical ids of `[first_page, end_page)` that are bound, ascending."""
@@ -74,22 +86,85 @@ class UnitIds:
 
     def bind(self, virtual: IntArray, physical: IntArray) -> None:
         """Bind unbound virtual ids to unbound physical ones."""
-        self._physical[virtual] = physical
-        self._virtual[physical] = virtual
+        self._physical[index_of(virtual)] = physical
+        self._virtual[index_of(physical)] = virtual
         self._mirror.stage(virtual, physical)
 
-    def unbind(self, virtual: IntArray) -> IntArray:
-        """Unbind bound virtual ids; returns their physical ids."""
-        physical = self.physical(virtual)
-        self._physical[virtual] = self._unbound
-        self._virtual[physical] = -1
-        self._mirror.stage(virtual, np.full(len(virtual), self._unbound, np.int64))
-        return physical
+    def unbind(self, virtual: IntArray, physical: IntArray) -> None:
+        """Unbind virtual ids that are bound to these physical ones."""
+        self._physical[index_of(virtual)] = self.unbound
+        self._virtual[index_of(physical)] = -1
+        self._mirror.stage(virtual, np.full(len(virtual), self.unbound, np.int64))
 
     def move(self, sources: IntArray, targets: IntArray) -> None:
-        """Rebind what `sources` hold to `targets`; the sets may overlap."""
-        virtual = self._virtual[sources].astype(np.int64)
-        self._virtual[sources] = -1
-        self._virtual[targets] = virtual
-        self._physical[virtual] = targets
+        """Rebind what `sources` hold to `targets`; no target is bound."""
+        virtual = self._virtual[index_of(sources)].astype(np.int64)
+        self._virtual[index_of(sources)] = -1
+        self._virtual[index_of(targets)] = virtual
+        self._physical[index_of(virtual)] = targets
         self._mirror.stage(virtual, targets)
+
+    def names_twice(self, virtual: IntArray, physical: IntArray) -> bool:
+        """Whether `virtual`, all of them bound to `physical`, name one twice. Changes nothing."""
+        where = index_of(physical)
+        if isinstance(where, slice):
+            return False
+        # Each unit is made to name its place in the list; a unit named twice can name only one of the two.
+        self._virtual[where] = np.arange(len(where), dtype=np.int32)
+        twice = not np.array_equal(self._virtual[where], np.arange(len(where), dtype=np.int32))
+        self._virtual[where] = virtual
+        return twice
+
+    def clone(self, mirror: Mirror) -> UnitIds:
+        """The same map over another device's mirror, as long as this one's (row C13)."""
+        clone = clone_of(self, _mirror=mirror)
+        mirror.stage(np.arange(mirror.length), self._physical.astype(np.int64))
+        return clone
+
+
+class VirtualPages:
+    """The virtual pages of a chain (row C1). Page 0 is never minted; it reads as the sink.
+
+    Where a full-attention band owns them, its free gives them back. Elsewhere the (sub-)pages that bands bind are counted, and a
+    page returns with the last.
+    """
+
+    def __init__(self, id_count: int, *, counted: bool) -> None:
+        """Ids `[1, id_count)`, all free; `counted` without an owner."""
+        self._space = IdSpace(SINK + 1, id_count)
+        self._bound_counts: npt.NDArray[np.int32] | None = np.zeros(id_count, np.int32) if counted else None
+
+    @property
+    def free_count(self) -> int:
+        """Pages that can be minted."""
+        return self._space.free_count
+
+    def mint(self, count: int) -> IntArray:
+        """Take `count` free pages; the caller has checked that there are as many, and binds something of each."""
+        return self._space.mint(count)
+
+    def give_back(self, pages: IntArray) -> None:
+        """Return pages that their owner has freed."""
+        self._space.give_back(pages)
+
+    def bound(self, virtual: IntArray, ratio: int) -> None:
+        """Count (sub-)pages, `ratio` of them a page, that a band has bound."""
+        if self._bound_counts is not None:
+            np.add.at(self._bound_counts, virtual // ratio, 1)
+
+    def unbound(self, virtual: IntArray, ratio: int) -> None:
+        """Count out (sub-)pages that a band frees, and return the pages that are left with none."""
+        if self._bound_counts is not None:
+            pages = virtual // ratio
+            np.subtract.at(self._bound_counts, pages, 1)
+            left = np.unique(pages)
+            self._space.give_back(left[self._bound_counts[left] == 0])
+
+    def is_bound(self, pages: IntArray) -> npt.NDArray[np.bool_]:
+        """Which of `pages` some band binds a part of; only where they are counted."""
+        assert self._bound_counts is not None, "the owner knows"
+        return self._bound_counts[pages] > 0
+
+    def clone(self) -> VirtualPages:
+        """The same pages, which go their own way (row C13)."""
+        return clone_of(self, _space=self._space.clone())

@@ -11,14 +11,12 @@ Two answers, the cheaper first:
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-import attrs
+from typing import NamedTuple
 
 from kvtide.plan import ArenaLayout, BandLayout, Growth, PageSpan, pack
 
 
-@attrs.frozen(kw_only=True)
-class BandCounts:
+class BandCounts(NamedTuple):
     """One band as placement sees it: never which pages, only how many."""
 
     span: PageSpan

@@ -15,6 +15,7 @@ from kvtide.ledger.clearance_table import (
     format_clearance,
 )
 from kvtide.ledger.clearing import Clearance, HoleChoice, choose_holes, clearance, queue_stream_waits
+from kvtide.ledger.cloning import clone_of
 from kvtide.ledger.errors import InvariantError
 from kvtide.ledger.fenced_bytes import Fence, FencedBytes, FencesMet
 from kvtide.ledger.forward_steps import ForwardSteps, LaunchRecord, RecordedForward
@@ -61,6 +62,7 @@ __all__ = [
     "Writers",
     "choose_holes",
     "clearance",
+    "clone_of",
     "format_clearance",
     "queue_stream_waits",
 ]

@@ -27,7 +27,7 @@ from collections.abc import Sequence
 import attrs
 
 from kvtide.plan.errors import PlanError
-from kvtide.plan.storage_plan import KVStoragePlan, SubPool
+from kvtide.plan.storage_plan import KVStoragePlan, SubPool, SubPoolKind
 from kvtide.plan.unit import Plane
 
 MAX_PAGE_COUNT = 2**31 - 1
@@ -64,6 +64,9 @@ class BandLayout:
 
     name: str
     """Name of the sub-pool."""
+
+    kind: SubPoolKind
+    """Full, window, chunk or state."""
 
     growth: Growth
     """Place in the chain."""
@@ -128,12 +131,19 @@ class ArenaLayout:
         """Virtual page ids, page 0 included, which is never minted and reads as the sink (C1)."""
         return 1 + (self.band(self.owner).capacity_pages if self.owner is not None else 0)
 
+    @property
+    def page_tokens(self) -> int:
+        """Tokens of a virtual page: the owner's page; 0 without attention."""
+        return (self.band(self.owner).page_tokens or 0) if self.owner is not None else 0
+
+    def sub_page_ratio(self, band: BandLayout) -> int:
+        """Pages of `band` that make one virtual page; virtual page v has sub-pages `v × ratio + i` (P10). 0 for state."""
+        return self.page_tokens // band.page_tokens if band.page_tokens is not None else 0
+
     def id_count(self, band: BandLayout) -> int:
         """Ids that map to pages of `band`: its virtual pages, sub-pages where they are smaller than the owner's; state slots."""
-        if band.page_tokens is None or self.owner is None:
-            return band.capacity_pages
-        ratio = (self.band(self.owner).page_tokens or band.page_tokens) // band.page_tokens
-        return self.virtual_page_count * ratio
+        ratio = self.sub_page_ratio(band)
+        return self.virtual_page_count * ratio if ratio else band.capacity_pages
 
     def band(self, name: str) -> BandLayout:
         """The band called `name`; raises `KeyError` naming those there are."""
@@ -218,6 +228,7 @@ def _place(
         )
     return BandLayout(
         name=pool.name,
+        kind=pool.kind,
         growth=growth,
         unit_bytes=unit_bytes,
         origin_bytes=origin_bytes,

@@ -1,0 +1,65 @@
+"""The bands of one chain by role: who owns virtual pages, who binds parts of them, who holds state (rows C1, P10)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from kvtide.chain.band import Band
+from kvtide.chain.errors import ChainError
+from kvtide.device import IntArray
+from kvtide.plan import ArenaLayout, SubPoolKind
+
+
+class ChainBands:
+    """Bands in chain order."""
+
+    def __init__(self, layout: ArenaLayout, bands: Sequence[Band]) -> None:
+        self.layout = layout
+        """Their grids."""
+        self.ratios = tuple(map(layout.sub_page_ratio, layout.bands))
+        """(Sub-)pages that a virtual page has in each band; 0 for state."""
+        self._bands = tuple(bands)
+        self._by_name = {band.layout.name: band for band in bands}
+        self._places = {band.layout.name: place for place, band in enumerate(bands)}
+        of_kind = {band.layout.kind: band for band in bands}
+        self.state = of_kind.get(SubPoolKind.STATE)
+        """The band of state slots, if there is one."""
+        self.owner = of_kind.get(SubPoolKind.FULL)
+        """The full-attention band, which every virtual page is bound in from mint to free, if there is one."""
+        self.windows = tuple(
+            (band, ratio)
+            for band, ratio in zip(bands, self.ratios, strict=True)
+            if ratio and band is not self.owner
+        )
+        """Attention bands that do not own virtual pages, each with its ratio."""
+
+    def __iter__(self) -> Iterator[Band]:
+        return iter(self._bands)
+
+    def __len__(self) -> int:
+        return len(self._bands)
+
+    def __getitem__(self, name: str) -> Band:
+        """The band called `name`; raises `ChainError` naming those there are."""
+        band = self._by_name.get(name)
+        if band is None:
+            raise ChainError(f"no band {name!r}; the chain has {self.names}")
+        return band
+
+    @property
+    def names(self) -> list[str]:
+        """In chain order."""
+        return list(self._by_name)
+
+    def ratio(self, band: Band) -> int:
+        """(Sub-)pages that a virtual page has in `band`; 0 for state."""
+        return self.ratios[self._places[band.layout.name]]
+
+
+def sub_pages(virtual_pages: IntArray, ratio: int) -> IntArray:
+    """Every (sub-)page of each virtual page, in order."""
+    if ratio == 1:
+        return virtual_pages
+    return (virtual_pages[:, None] * ratio + np.arange(ratio)).reshape(-1)

@@ -1,0 +1,92 @@
+"""What callers may hand in: lists of virtual units that are theirs (row L8). Everything is checked before anything changes."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from kvtide.chain.band import Band
+from kvtide.chain.errors import ChainError
+from kvtide.chain.units import some
+from kvtide.device import IntArray
+from kvtide.plan import SubPoolKind
+
+_UNSIGNED = np.dtype(np.uint64)
+
+
+def units_to_free(band: Band, virtual: IntArray) -> IntArray:
+    """The physical units behind what a caller frees in `band`.
+
+    Raises `ChainError` for ids that are out of range, not bound there, named twice, or reserved for a load: invariants
+    `band.free_of_bound_page` and `band.free_outside_reservation`.
+    """
+    units = bound_units(band, virtual, "free")
+    if band.ids.names_twice(virtual, units):
+        entries, times = np.unique(virtual, return_counts=True)
+        raise ChainError(_text(band, "free", entries[times > 1], "named twice in one free"))
+    if not band.usage.is_clear:
+        reserved = band.usage.reserved(units)
+        if reserved.any():
+            raise ChainError(
+                _text(band, "free", virtual[reserved], "reserved for a load that has not been submitted")
+            )
+    return units
+
+
+def bound_units(band: Band, virtual: IntArray, verb: str) -> IntArray:
+    """The physical units behind virtual ones; raises `ChainError` for ids out of range or not bound in `band`."""
+    check_ids(band, virtual, verb)
+    units = band.ids.physical(virtual)
+    if len(units) and units.item(units.argmin()) <= band.ids.unbound:
+        unbound = virtual[units <= band.ids.unbound]
+        raise ChainError(_text(band, verb, unbound, "not bound (freed twice, or never taken)"))
+    return units
+
+
+def check_unbound(band: Band, virtual: IntArray, is_minted: npt.NDArray[np.bool_]) -> None:
+    """Raise `ChainError` unless each of `virtual`, ids of `band`, is named once, not bound there, and of a page that is minted."""
+    unminted = virtual[~is_minted]
+    if len(unminted):
+        raise ChainError(_text(band, "take", unminted, "of virtual pages that are not minted"))
+    bound = virtual[band.ids.is_bound(virtual)]
+    if len(bound):
+        raise ChainError(_text(band, "take", bound, "bound already"))
+    if len(np.unique(virtual)) != len(virtual):
+        raise ChainError(_text(band, "take", virtual, "one is named twice"))
+
+
+def check_ids(band: Band, virtual: IntArray, verb: str) -> None:
+    """Raise `ChainError` unless `virtual` is a list of ids of `band`."""
+    if virtual.ndim != 1 or virtual.dtype != np.int64:
+        raise ChainError(
+            f"cannot {verb} {_what(band)} of band {band.layout.name!r}: ids must be a one-dimensional int64 array, found "
+            f"{virtual.dtype} {list(virtual.shape)}"
+        )
+    if len(virtual):
+        # As unsigned numbers, negative ids lie beyond every band: one pass instead of two.
+        unsigned = virtual.view(_UNSIGNED)
+        if unsigned.item(unsigned.argmax()) >= band.ids.virtual_count:
+            outside = virtual[(virtual < 0) | (virtual >= band.ids.virtual_count)]
+            raise ChainError(_text(band, verb, outside, f"ids run from 0 to {band.ids.virtual_count - 1}"))
+
+
+def check_places(band: Band, name: str, places: IntArray, count: int) -> None:
+    """Raise `ChainError` unless `places` rise within `[0, count)`."""
+    if places.ndim != 1 or places.dtype != np.int64:
+        found = f"{places.dtype} {list(places.shape)}"
+    elif not len(places) or (places[0] >= 0 and places[-1] < count and (places[1:] > places[:-1]).all()):
+        return
+    else:
+        found = some(places)
+    raise ChainError(
+        f"cannot take {_what(band)} of band {band.layout.name!r}: `{name}` must be places that rise within [0, {count}), a "
+        f"one-dimensional int64 array, found {found}"
+    )
+
+
+def _text(band: Band, verb: str, virtual: IntArray, why: str) -> str:
+    return f"cannot {verb} {_what(band)} {some(virtual)} of band {band.layout.name!r}: {why}"
+
+
+def _what(band: Band) -> str:
+    return "state slots" if band.layout.kind is SubPoolKind.STATE else "pages"
