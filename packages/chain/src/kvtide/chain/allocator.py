@@ -140,7 +140,7 @@ class ChainAllocator:
         """
         self.steps.check_pages_may_change("a take")
         asked = asked_of_bands(self._bands, self._pages, pages, state_slots, bands)
-        spans = self._make_room([ask.unit_count for ask in asked], pages)
+        spans = self._make_room([ask.unit_count for ask in asked])
         if isinstance(spans, TakeRefusal):
             return spans
         minted, slots = units_of(self._pages.mint(pages)), units_of(self._slots.mint(state_slots))
@@ -166,7 +166,7 @@ class ChainAllocator:
     def ensure_capacity(self, units: Mapping[str, int]) -> TakeRefusal | None:
         """Rearrange now, if needed, so that a take of so many units by band is served in place; refused, nothing has changed."""
         self.steps.check_pages_may_change("ensure_capacity")
-        made = self._make_room(self._counts(units), 0)
+        made = self._make_room(self._counts(units))
         return made if isinstance(made, TakeRefusal) else None
 
     # ── what forwards do to units ──
@@ -324,11 +324,8 @@ class ChainAllocator:
 
     # ── helpers ──
 
-    def _make_room(self, asked: Sequence[int], pages: int) -> Spans | TakeRefusal:
+    def _make_room(self, asked: Sequence[int]) -> Spans | TakeRefusal:
         """Where each band is to stand for what it is asked for, units having moved if they must; or why that cannot be."""
-        if pages > self._pages.free_count:
-            ids = f"{pages} virtual pages are asked for and {self._pages.free_count} can be minted"
-            return refusal_of(self._bands, asked, ids)
         spans = spans_in_place(self._bands, asked)
         if spans is not None:
             return spans
