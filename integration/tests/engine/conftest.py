@@ -104,6 +104,7 @@ def serve_on_tight_arena(
         max_context_tokens=CONTEXT_TOKENS,
         chunk_tokens=CHUNK_TOKENS,
         make_device=make_device,
+        writes_whole_pages=True,
     )
     storage.device.arena.bytes[: storage.layout.prefix_bytes] = 0
     poison(storage)

@@ -7,11 +7,8 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from kvtide.chain import SINK, ChainError, Taken, TakeRefusal
-from kvtide.chain.hole_set import HoleSet
 from kvtide.device import NumpyDevice
 from kvtide.ledger import ForwardSteps, InvariantError
 from kvtide.plan import (
@@ -309,22 +306,6 @@ def test_mirrors_are_written_only_where_ids_changed() -> None:
     chain.free_pages("window-4", result.pages[:2])
     assert device.upload(device.schedule_stream) == 2
     assert device.upload(device.schedule_stream) == 0
-
-
-@given(free=st.sets(st.integers(0, 999)), asked=st.integers(0, 40), highest_first=st.booleans())
-def test_holes_come_out_nearest_the_anchor(free: set[int], asked: int, highest_first: bool) -> None:
-    """Against a sorted list."""
-    holes = HoleSet(1000, from_high_end=highest_first)
-    holes.add(np.array(sorted(free), np.int64))
-    asked = min(asked, len(free))
-    expected = sorted(free, reverse=highest_first)[:asked]
-    assert (holes.take(asked).tolist() if asked else []) == expected
-    rest = free - set(expected)
-    assert len(holes) == len(rest)
-    above = next((n for n in range(1000) if n not in rest), 1000)
-    assert holes.run_above(0, 1000) == above
-    below = next((n for n in range(1000) if 999 - n not in rest), 1000)
-    assert holes.run_below(1000, 0) == below
 
 
 @pytest.mark.requirement("P8")

@@ -10,6 +10,7 @@ import pytest
 from kvtide.chain import allocator, room
 from kvtide.chain.band import Band
 from kvtide.chain.chain_bands import ChainBands
+from kvtide.chain.units import units_of
 from kvtide.device import Device, Stream, UnorderedAccessError
 from kvtide.ledger import ForwardSteps
 from kvtide.plan import PageSpan
@@ -72,7 +73,7 @@ def test_a_settle_that_does_not_wait_is_reported_within_few_seeds(monkeypatch: p
     """Pages come back from a forward that still runs: zeroing tears out what it reads."""
 
     def settle_at_once(band: Band, unit_count: int) -> None:
-        band._holes.add(band.pending.settle(unit_count)[0])
+        band._holes.add(units_of(band.pending.settle(unit_count)[0]))
 
     monkeypatch.setattr(Band, "_settle", settle_at_once)
     seeds, report = seeds_to_a_race(lambda walk: None)

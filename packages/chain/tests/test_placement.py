@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
-from kvtide.chain.placement import BandCounts, plan_in_place, plan_packed, relocation_order
+from kvtide.chain.placement import BandCounts, plan_packed, relocation_order
 from kvtide.plan import ArenaLayout, PageSpan
 
 from .walk import layout_of
@@ -18,27 +16,6 @@ def counts(layout: ArenaLayout, **live: tuple[int, int]) -> list[BandCounts]:
         first_page, end_page = live.get(band.name.replace("-", "_"), (anchor, anchor))
         held.append(BandCounts(span=PageSpan(first_page=first_page, end_page=end_page), free_pages=0))
     return held
-
-
-@pytest.mark.requirement("C3")
-@pytest.mark.parametrize(("first_page", "grown"), [(5, (5, 9)), (14, (12, 16))])
-def test_a_float_grows_toward_its_larger_gap(first_page: int, grown: tuple[int, int]) -> None:
-    """A float that grew the other way would strand the larger gap behind it."""
-    layout = layout_of({"state": 112, "4": 80, "full": 48}, 2000)
-    held = counts(layout, window_4=(first_page, first_page + 2))
-    spans = plan_in_place(layout, held, [0, 2, 0])
-    assert spans is not None
-    assert (spans[1].first_page, spans[1].end_page) == grown
-
-
-@pytest.mark.requirement("C2")
-def test_two_bands_cannot_both_grow_into_one_gap() -> None:
-    """Each alone would fit; together they do not, and nobody moves in an in-place plan."""
-    layout = layout_of({"state": 112, "full": 48}, 1000)
-    room = layout.arena_bytes - layout.prefix_bytes
-    assert plan_in_place(layout, counts(layout), [room // 112, 0]) is not None
-    assert plan_in_place(layout, counts(layout), [0, room // 48]) is not None
-    assert plan_in_place(layout, counts(layout), [room // 112, room // 48]) is None
 
 
 def test_packed_floats_share_the_slack() -> None:

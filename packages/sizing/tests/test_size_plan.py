@@ -50,16 +50,17 @@ LIMITS = st.fixed_dictionaries(
 def mirror_bytes(layout: ArenaLayout, plan: KVStoragePlan, limits: dict[str, int]) -> int:
     """Four bytes an entry: a row of virtual pages a request, and for each band an entry an id."""
     entries = limits["max_running_requests"] * -(-limits["max_context_tokens"] // plan.page_tokens)
-    owner = "full" if any(pool.name == "full" for pool in plan.sub_pools) else None
-    if owner is None:
-        windows = [pool for pool in plan.sub_pools if pool.window_tokens]
-        owner = max(windows, key=lambda pool: pool.window_tokens or 0).name if windows else None
+    attention = {pool.name: pool.unit.unit_bytes for pool in plan.sub_pools if pool.has_sink}
+    if "full" in attention:
+        full = layout.band("full")
+        pages = max(0, full.page_count - full.first_page)
+    elif attention:
+        pages = (layout.arena_bytes - layout.prefix_bytes) // min(attention.values())
     for band in layout.bands:
-        if band.page_tokens is None:
-            entries += max(0, band.page_count - band.first_page)
+        if band.name in attention:
+            entries += 1 + pages
         else:
-            assert owner is not None
-            entries += 1 + max(0, layout.band(owner).page_count - layout.band(owner).first_page)
+            entries += max(0, band.page_count - band.first_page)
     return 4 * entries
 
 

@@ -117,6 +117,7 @@ def build_tight_storage(runner: ModelRunner, requests: Sequence[Request], page_t
         max_running_requests=RUNNING_REQUESTS,
         max_context_tokens=CONTEXT_TOKENS,
         chunk_tokens=CHUNK_TOKENS,
+        writes_whole_pages=True,
     )
 
 

@@ -24,6 +24,7 @@ def build_kv_storage(
     make_device: Callable[[KVArena], TensorDevice] = CPUDevice,
     memory: torch.device | str = "cpu",
     scratch_bytes: int = MOVE_SCRATCH_BYTES,
+    writes_whole_pages: bool = False,
 ) -> KVStorage:
     """A storage whose arena, mirrors and scratch lie within `budget_bytes`.
 
@@ -38,6 +39,8 @@ def build_kv_storage(
             `partial(CUDADevice, scratch_bytes=…)`.
         memory: where the arena is allocated, "cuda" for a GPU.
         scratch_bytes: what the device holds beside the arena for moves.
+        writes_whole_pages: whether every forward writes its tokens' entries in every layer before any kernel loads their pages. Pages
+            that a step fills are then handed out without being zeroed first. A draft whose layers run apart does not.
 
     Raises:
         StorageError: a plan that the storage cannot run, such as one of several page sizes or compressed chains.
@@ -53,4 +56,8 @@ def build_kv_storage(
         state_slots=state_slots,
         beside_arena={"scratch of moves": scratch_bytes},
     )
-    return KVStorage(sized, make_device(KVArena.allocate(sized.layout.arena_bytes, memory)))
+    return KVStorage(
+        sized,
+        make_device(KVArena.allocate(sized.layout.arena_bytes, memory)),
+        writes_whole_pages=writes_whole_pages,
+    )

@@ -12,6 +12,7 @@ import enum
 
 import attrs
 
+from kvtide.chain import Taken
 from kvtide.device import Event, IntArray
 from kvtide.ledger import LaunchRecord
 from kvtide.storage.errors import StorageError
@@ -43,6 +44,9 @@ class PreparedStep:
 
     generations: IntArray
     """Which request of each row was meant."""
+
+    taken: Taken | None
+    """What was taken for it, with the zeroing that its forward makes needless; `None` where its rows had room."""
 
     state: StepState = StepState.PREPARED
     """How far it has come."""

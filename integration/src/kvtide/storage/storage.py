@@ -17,14 +17,16 @@ of them at once, or raises `StorageError` (or `InvariantError`, for a hook that 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import numpy.typing as npt
 
 from kvtide.arena import RoutedKVCache, TensorDevice
-from kvtide.chain import ChainAllocator, TakeRefusal
+from kvtide.chain import BandTake, ChainAllocator, TakeRefusal
 from kvtide.device import IntArray, UnitGrid
 from kvtide.ledger import ForwardSteps, InvariantError, LaunchRecord
-from kvtide.plan import ArenaLayout, KVStoragePlan
+from kvtide.plan import ArenaLayout, KVStoragePlan, SubPoolKind
 from kvtide.sizing import SizedPlan, mirror_lengths
 from kvtide.storage.admission import Admission, AdmissionRefusal
 from kvtide.storage.errors import StorageError
@@ -38,8 +40,11 @@ from kvtide.storage.whole_numbers import whole_numbers
 class KVStorage:
     """See the module's docstring. Built by `kvtide.storage.build_kv_storage`."""
 
-    def __init__(self, sized: SizedPlan, device: TensorDevice) -> None:
-        """Empty, over the arena of `device`; raises `StorageError` for a plan that it cannot run."""
+    def __init__(self, sized: SizedPlan, device: TensorDevice, *, writes_whole_pages: bool = False) -> None:
+        """Empty, over the arena of `device`; raises `StorageError` for a plan that it cannot run.
+
+        `writes_whole_pages`: see `build_kv_storage`.
+        """
         check_supported(sized.plan)
         check_policy(sized.policy)
         self.sized = sized
@@ -60,6 +65,7 @@ class KVStorage:
         self.requests = RequestTable(sized.max_running_requests, sized.pages_per_row, mirrors["rows"])
         """For questions; rows change through the verbs."""
         self._admission = Admission(sized)
+        self._writes_whole_pages = writes_whole_pages
         self._translator = IdTranslator(
             device, {band.name: band.page_tokens for band in sized.layout.bands}, sized.pages_per_row
         )
@@ -113,7 +119,7 @@ class KVStorage:
         return rows
 
     def prepare_step(self, rows: npt.ArrayLike, counts: npt.ArrayLike) -> PreparedStep | TakeRefusal:
-        """Hold pages for `counts[i]` more tokens of row `rows[i]`, zeroed; the step of one forward over these rows.
+        """Hold pages for `counts[i]` more tokens of row `rows[i]`; the step of one forward over these rows.
 
         Refused, as errors, are rows that are not in use or whose last step is still open, counts that are not positive or longer
         than a chunk, several tokens at once past the prompt, and more tokens than a row was admitted for.
@@ -123,14 +129,15 @@ class KVStorage:
         self._check_step(rows, counts)
         starts = self.requests.lengths[rows]
         ends = starts + counts
+        taken = None
         new_pages = np.maximum(0, -(-ends // self.plan.page_tokens) - self.requests.page_counts[rows])
         if self.plan.owner is not None and new_pages.any():
-            taken = self.chain.take(pages=int(new_pages.sum()))
+            taken = self.chain.take(pages=int(new_pages.sum()), bands=self._page_takes(new_pages, ends))
             if isinstance(taken, TakeRefusal):
                 return taken
             self.requests.append(rows, new_pages, taken.pages)
         self.requests.prepared[rows] = ends
-        return PreparedStep(rows, counts, starts, self.requests.generations[rows])
+        return PreparedStep(rows, counts, starts, self.requests.generations[rows], taken)
 
     def launch_forward(self, step: PreparedStep) -> UnresolvedIds:
         """Bring the mirrors up to date for the step; queue its forward next, then call `record_forward`.
@@ -168,7 +175,9 @@ class KVStorage:
         """Note that the step's forward has been queued: pages freed from now on wait for it."""
         record = self._launched(step, "record", StepState.LAUNCHED)
         step.done_event = self.device.record_event(self.device.forward_stream)
-        self._steps.forward_recorded(record, step.done_event)
+        self.chain.forward_recorded(self._steps.forward_recorded(record, step.done_event), self._writes(step))
+        if step.taken is not None:
+            self.chain.written(step.taken)
         step.state = StepState.RECORDED
 
     def forward_processed(self, step: PreparedStep) -> None:
@@ -195,6 +204,8 @@ class KVStorage:
             device = self.device
             device.wait_event(device.schedule_stream, device.record_event(device.forward_stream))
             self._steps.forward_aborted(step.launch)
+        if step.taken is not None:
+            self.chain.pay_zero_debt(step.taken)
         rows = step.rows[self.requests.is_same_request(step.rows, step.generations)]
         self.requests.prepared[rows] = self.requests.lengths[rows]
         step.state = StepState.ABANDONED
@@ -292,6 +303,26 @@ class KVStorage:
                 f"cannot prepare a step of rows {over.tolist()}: more tokens than they were admitted for "
                 f"({self.requests.limits[over].tolist()})"
             )
+
+    def _page_takes(self, new_pages: IntArray, ends: IntArray) -> Mapping[str, BandTake] | None:
+        """How each band takes a step's new pages: the forward writes all of them whole but the last of a row that ends inside it."""
+        if not self._writes_whole_pages:
+            return None
+        ends_inside = (new_pages > 0) & (ends % self.plan.page_tokens != 0)
+        how = BandTake(unwritten=(np.cumsum(new_pages) - 1)[ends_inside])
+        return {pool.name: how for pool in self.plan.token_sub_pools}
+
+    def _writes(self, step: PreparedStep) -> Mapping[str, IntArray]:
+        """What a step's forward writes, by band: the pages that its tokens fall into, and its rows' state slots."""
+        first, last = (
+            step.starts // self.plan.page_tokens,
+            (step.starts + step.counts - 1) // self.plan.page_tokens,
+        )
+        pages = self.requests.held(step.rows, first, last + 1)
+        return {
+            pool.name: self.requests.state_slots[step.rows] if pool.kind is SubPoolKind.STATE else pages
+            for pool in self.plan.sub_pools
+        }
 
     def _free_before(self, band_name: str, rows: IntArray, page_ends: IntArray) -> None:
         """Free the rows' pages that one band still holds before `page_ends`."""

@@ -33,7 +33,7 @@ import structlog
 
 from kvtide.chain.band import Band, FloatBand
 from kvtide.chain.chain_bands import ChainBands, sub_pages
-from kvtide.chain.checks import bound_units, units_to_free
+from kvtide.chain.checks import bound_units, checked, units_to_free
 from kvtide.chain.errors import ChainError
 from kvtide.chain.estimates import Estimates
 from kvtide.chain.id_space import IdSpace, VirtualPages
@@ -41,7 +41,7 @@ from kvtide.chain.refusal import TakeRefusal, refusal_of
 from kvtide.chain.room import Spans, packed_spans, rearrange, spans_in_place
 from kvtide.chain.statistics import ChainStatistics, band_statistics
 from kvtide.chain.takes import BandTake, Taken, ZeroDebts, asked_of_bands
-from kvtide.chain.units import some
+from kvtide.chain.units import Units, some, units_of
 from kvtide.device import Device, IntArray, Mirror
 from kvtide.ledger import (
     CheckLevel,
@@ -140,11 +140,10 @@ class ChainAllocator:
         """
         self.steps.check_pages_may_change("a take")
         asked = asked_of_bands(self._bands, self._pages, pages, state_slots, bands)
-        spans = self._make_room([ask.unit_count for ask in asked], pages)
+        spans = self._make_room([ask.unit_count for ask in asked])
         if isinstance(spans, TakeRefusal):
             return spans
-        minted = self._pages.mint(pages)
-        slots = self._slots.mint(state_slots)
+        minted, slots = units_of(self._pages.mint(pages)), units_of(self._slots.mint(state_slots))
         debt: dict[str, IntArray] = {}
         for band, ratio, ask, span in zip(self._bands, self._bands.ratios, asked, spans, strict=True):
             if not ask.unit_count:
@@ -153,10 +152,10 @@ class ChainAllocator:
             unwritten = ask.how.unwritten
             band.take(virtual, span, unwritten)
             if ratio:
-                self._pages.bound(virtual, ratio)
+                self._pages.bound(virtual.ids, ratio)
             if unwritten is not None and len(unwritten) < ask.unit_count:
-                debt[band.layout.name] = np.delete(virtual, unwritten) if len(unwritten) else virtual
-        taken = Taken(minted, slots, debt)
+                debt[band.layout.name] = np.delete(virtual.ids, unwritten) if len(unwritten) else virtual.ids
+        taken = Taken(minted.ids, slots.ids, debt)
         self._debts.open(taken)
         return taken
 
@@ -167,7 +166,7 @@ class ChainAllocator:
     def ensure_capacity(self, units: Mapping[str, int]) -> TakeRefusal | None:
         """Rearrange now, if needed, so that a take of so many units by band is served in place; refused, nothing has changed."""
         self.steps.check_pages_may_change("ensure_capacity")
-        made = self._make_room(self._counts(units), 0)
+        made = self._make_room(self._counts(units))
         return made if isinstance(made, TakeRefusal) else None
 
     # ── what forwards do to units ──
@@ -184,7 +183,7 @@ class ChainAllocator:
         self.steps.check_pages_may_change("zeroing")
         for name, virtual in self._debts.close(taken).items():
             band = self._bands[name]
-            band.zero(band.ids.physical(virtual))
+            band.zero(band.ids.physical(units_of(virtual)))
 
     def forward_recorded(self, forward: RecordedForward, writes: Mapping[str, IntArray | None]) -> None:
         """What a recorded forward writes, by band, as virtual (sub-)pages and slots; `None` where it is unknown (row L7).
@@ -192,7 +191,7 @@ class ChainAllocator:
         A band left out is not written. Call it before anything moves. Raises `ChainError` for what is not bound.
         """
         units = {
-            name: None if virtual is None else bound_units(self._bands[name], virtual, "write")
+            name: None if virtual is None else self._bound(self._bands[name], virtual, "write").ids
             for name, virtual in writes.items()
         }
         for name, written in units.items():
@@ -211,7 +210,7 @@ class ChainAllocator:
         self.steps.check_pages_may_change("a state copy")
         state = self._state_band()
         both = np.concatenate([sources, targets])
-        units = bound_units(state, both, "copy")
+        units = self._bound(state, both, "copy").ids
         if len(sources) != len(targets) or len(np.unique(both)) != len(both):
             raise ChainError(
                 f"cannot copy state slots {some(sources)} to {some(targets)}: as many targets as sources, and no slot twice"
@@ -232,27 +231,29 @@ class ChainAllocator:
         band = self._bands[band_name]
         if band is self._bands.state:
             raise ChainError(f"band {band_name!r} holds state slots; free them with free_state_slots")
-        units = units_to_free(band, virtual)
+        freed = checked(band, virtual, "free")
+        units = units_to_free(band, freed)
         if band is self._bands.owner:
-            self._check_released(virtual)
+            self._check_released(freed)
             self._pages.give_back(virtual)
         else:
             self._pages.unbound(virtual, self._bands.ratio(band))
-        self._free(band, virtual, units)
+        self._free(band, freed, units)
 
     def free_state_slots(self, virtual_slots: IntArray) -> None:
         """Release state slots; errors as `free_pages`."""
         self.steps.check_pages_may_change("a free")
         state = self._state_band()
-        units = units_to_free(state, virtual_slots)
+        freed = checked(state, virtual_slots, "free")
+        units = units_to_free(state, freed)
         self._slots.give_back(virtual_slots)
-        self._free(state, virtual_slots, units)
+        self._free(state, freed, units)
 
     # ── questions ──
 
     def physical_units(self, band_name: str, virtual: IntArray) -> IntArray:
         """Physical ids in one band; an unbound page reads as the sink, 0, an unbound slot as −1."""
-        return self._bands[band_name].ids.physical(virtual)
+        return self._bands[band_name].ids.physical(units_of(virtual))
 
     def live_units(self, band_name: str) -> IntArray:
         """Physical units in use in one band, ascending."""
@@ -323,11 +324,8 @@ class ChainAllocator:
 
     # ── helpers ──
 
-    def _make_room(self, asked: Sequence[int], pages: int) -> Spans | TakeRefusal:
+    def _make_room(self, asked: Sequence[int]) -> Spans | TakeRefusal:
         """Where each band is to stand for what it is asked for, units having moved if they must; or why that cannot be."""
-        if pages > self._pages.free_count:
-            ids = f"{pages} virtual pages are asked for and {self._pages.free_count} can be minted"
-            return refusal_of(self._bands, asked, ids)
         spans = spans_in_place(self._bands, asked)
         if spans is not None:
             return spans
@@ -357,25 +355,29 @@ class ChainAllocator:
                 )
         return [units.get(name, 0) for name in self._bands.names]
 
-    def _free(self, band: Band, virtual: IntArray, units: IntArray) -> None:
+    def _free(self, band: Band, virtual: Units, units: Units) -> None:
         band.free(virtual, units)
         if self._debts:
-            self._debts.forget(band.layout.name, virtual)
+            self._debts.forget(band.layout.name, virtual.ids)
+
+    @staticmethod
+    def _bound(band: Band, virtual: IntArray, verb: str) -> Units:
+        return bound_units(band, checked(band, virtual, verb), verb)
 
     def _state_band(self) -> Band:
         if self._bands.state is None:
             raise ChainError("the chain has no state band")
         return self._bands.state
 
-    def _check_released(self, virtual_pages: IntArray) -> None:
+    def _check_released(self, virtual_pages: Units) -> None:
         """Raise `ChainError` for pages that a window still holds: they return with the owner's free."""
         for window, ratio in self._bands.windows:
-            parts = sub_pages(virtual_pages, ratio)
+            parts = virtual_pages if ratio == 1 else units_of(sub_pages(virtual_pages.ids, ratio))
             held = window.ids.is_bound(parts)
             if held.any():
                 owner = self._bands.owner
                 assert owner is not None, "only an owner's pages are checked"
                 raise ChainError(
-                    f"cannot free pages {some(np.unique(parts[held] // ratio))} of band {owner.layout.name!r}: band "
+                    f"cannot free pages {some(np.unique(parts.ids[held] // ratio))} of band {owner.layout.name!r}: band "
                     f"{window.layout.name!r} still holds them; release them there first"
                 )

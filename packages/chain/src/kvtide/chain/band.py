@@ -18,7 +18,7 @@ import numpy as np
 
 from kvtide.chain.hole_set import HoleSet
 from kvtide.chain.id_space import MASKED, SINK, UnitIds
-from kvtide.chain.units import NO_UNITS
+from kvtide.chain.units import NO_UNITS, Units, bounds, joined, run_of, units_of
 from kvtide.device import Device, IntArray, Mirror, UnitGrid
 from kvtide.ledger import (
     Consumer,
@@ -34,6 +34,8 @@ from kvtide.ledger import (
 )
 from kvtide.plan import BandLayout, Growth, PageSpan
 
+_NONE = Units(NO_UNITS, NO_UNITS)
+
 
 class Band:
     """An end of the chain. The chain allocator is the only one that mutates it."""
@@ -48,6 +50,9 @@ class Band:
     ) -> None:
         """An empty band whose virtual ids are the entries of `mirror`; zeroes its sink."""
         self.layout = layout
+        self._grows_down = layout.growth is Growth.DOWN
+        self._opens_below = layout.growth is not Growth.UP
+        self._opens_above = layout.growth is not Growth.DOWN
         self.ids = UnitIds(layout.page_count, SINK if layout.has_sink else MASKED, mirror)
         self.pending = PendingPages()
         """Freed units that a forward may still touch."""
@@ -62,7 +67,7 @@ class Band:
         self._grid = UnitGrid(layout.origin_bytes, layout.unit_bytes)
         self.usage = PageUsage(steps, layout.page_count, name=layout.name, grid=self._grid, fences=fences)
         """The band's ledger."""
-        self._holes = HoleSet(layout.page_count, from_high_end=layout.growth is Growth.DOWN)
+        self._holes = HoleSet(layout.page_count, from_high_end=self._grows_down)
         if layout.has_sink:
             device.zero_units(device.schedule_stream, self._grid, np.zeros(1, np.int64))
 
@@ -101,52 +106,50 @@ class Band:
 
     # ── takes and frees ──
 
-    def take(self, virtual: IntArray, span: tuple[int, int], unwritten: IntArray | None) -> None:
+    def take(self, virtual: Units, span: tuple[int, int], unwritten: IntArray | None) -> None:
         """Bind a unit to each of `virtual`: holes, then settled pending units, then the growth to `span`, first and end page.
 
         Units at the places `unwritten` are zeroed, all of them for None. Work is queued on the schedule stream, behind whatever
         may still touch the units. A planned take cannot fail.
         """
-        if len(virtual) > len(self._holes) and len(self.pending):
-            self._settle(len(virtual) - len(self._holes))
-        from_holes = min(len(virtual), len(self._holes))
-        units = self._take_holes(from_holes) if from_holes else NO_UNITS
-        if from_holes < len(virtual):
-            grown = self._grow_to(*span)
-            units = np.concatenate([units, grown]) if from_holes else grown
-        self.ids.bind(virtual, units)
-        self.live_count += len(virtual)
+        count = len(virtual.ids)
+        if count > len(self._holes) and len(self.pending):
+            self._settle(count - len(self._holes))
+        from_holes = min(count, len(self._holes))
+        taken = units_of(self._take_holes(from_holes)) if from_holes else _NONE
+        if from_holes < count:
+            taken = joined(taken, self._grow_to(*span))
+        self.ids.bind(virtual, taken)
+        self.live_count += count
+        units = taken.ids
         zeroed = units if unwritten is None else units[unwritten]
-        if not self.usage.is_clear:
+        is_clear = self.usage.is_clear
+        if not is_clear:
             # What the forward writes whole needs no more than the forward does; its stream stands behind this one.
             self._clear(Consumer.FORWARD, units)
-        self.zero(zeroed)
+        self._zero(zeroed, is_clear)
 
     def zero(self, units: IntArray) -> None:
         """Zero physical units, behind whatever may still touch them."""
-        if len(units):
-            if not self.usage.is_clear:
-                self._clear(Consumer.ZERO, units)
-            self._device.zero_units(self._device.schedule_stream, self._grid, units)
-            self.zeroed_count += len(units)
+        self._zero(units, self.usage.is_clear)
 
-    def free(self, virtual: IntArray, units: IntArray) -> None:
+    def free(self, virtual: Units, units: Units) -> None:
         """Unbind virtual ids from their units at once; the units pend while a recorded forward may touch them.
 
         The caller has checked that they are bound, each named once, and may be freed.
         """
         self.ids.unbind(virtual, units)
-        self.live_count -= len(units)
+        self.live_count -= len(units.ids)
         newest = self._steps.newest_recorded
         if newest is not None:
-            self.pending.add(units, newest)
+            self.pending.add(units.ids, newest)
         else:
             self._add_holes(units)
 
     def release_pending_through(self, forward: int) -> None:
         """Make holes of the units that waited for `forward`, which has been processed, or for one before it."""
         if len(self.pending):
-            self._add_holes(self.pending.release_through(forward))
+            self._add_holes(units_of(self.pending.release_through(forward)))
         self._collect_vacated()
 
     def settle_all(self) -> None:
@@ -170,8 +173,8 @@ class Band:
         live = self.live_pages()
         outside = live[(live < first_page) | (live >= end_page)]
         self._holes.remove_outside(first_page, end_page)
-        self._holes.add(np.arange(first_page, min(self.first_page, end_page)))
-        self._holes.add(np.arange(max(self.end_page, first_page), end_page))
+        self._holes.add(run_of(first_page, min(self.first_page, end_page)))
+        self._holes.add(run_of(max(self.end_page, first_page), end_page))
         beyond = np.concatenate(
             [
                 np.arange(self.first_page, min(first_page, self.end_page)),
@@ -179,7 +182,7 @@ class Band:
             ]
         )
         if len(outside):
-            self._move(outside, np.sort(self._holes.take(len(outside))))
+            self._move(units_of(outside), units_of(np.sort(self._holes.take(len(outside)))))
         self.usage.fence(beyond)
         self.first_page, self.end_page = first_page, end_page
 
@@ -211,7 +214,7 @@ class Band:
     @property
     def _anchor(self) -> int:
         """Where an empty span stands."""
-        return self.layout.page_count if self.layout.growth is Growth.DOWN else self.layout.first_page
+        return self.layout.page_count if self._grows_down else self.layout.first_page
 
     def _settle(self, unit_count: int) -> None:
         """Make holes of the oldest pending batches that cover `unit_count`; the schedule stream waits their forwards."""
@@ -220,7 +223,14 @@ class Band:
             self._device.wait_event(self._device.schedule_stream, event)
             self._steps.wait_queued(event)
             self.settle_count += 1
-        self._holes.add(units)
+        self._holes.add(units_of(units))
+
+    def _zero(self, units: IntArray, is_clear: bool) -> None:
+        if len(units):
+            if not is_clear:
+                self._clear(Consumer.ZERO, units)
+            self._device.zero_units(self._device.schedule_stream, self._grid, units)
+            self.zeroed_count += len(units)
 
     def _take_holes(self, unit_count: int) -> IntArray:
         """The best holes: those that make nobody wait for an unretired forward or a transfer first, then nearest the anchor."""
@@ -232,28 +242,29 @@ class Band:
             if chosen.clear_count == unit_count or looked_at >= len(self._holes):
                 break
             looked_at *= 4
-        self._holes.remove(chosen.pages)
+        self._holes.remove(units_of(chosen.pages))
         return chosen.pages
 
-    def _grow_to(self, first_page: int, end_page: int) -> IntArray:
+    def _grow_to(self, first_page: int, end_page: int) -> Units:
         """Extend the span; the new units, nearest the anchor first."""
         if self.first_page == self.end_page:
-            units = np.arange(first_page, end_page)
-            units = units[::-1] if self.layout.growth is Growth.DOWN else units
+            grown = (
+                run_of(end_page - 1, first_page - 1, -1) if self._grows_down else run_of(first_page, end_page)
+            )
         elif first_page < self.first_page:
-            units = np.arange(self.first_page - 1, first_page - 1, -1)
+            grown = run_of(self.first_page - 1, first_page - 1, -1)
         else:
-            units = np.arange(self.end_page, end_page)
+            grown = run_of(self.end_page, end_page)
         self.first_page, self.end_page = first_page, end_page
-        return units
+        return grown
 
-    def _move(self, sources: IntArray, targets: IntArray) -> None:
-        self._wait_writers(sources)
-        self._clear(Consumer.SCHEDULE_COPY, targets)
-        self._device.copy_units(self._device.schedule_stream, self._grid, sources, targets)
+    def _move(self, sources: Units, targets: Units) -> None:
+        self._wait_writers(sources.ids)
+        self._clear(Consumer.SCHEDULE_COPY, targets.ids)
+        self._device.copy_units(self._device.schedule_stream, self._grid, sources.ids, targets.ids)
         self.ids.move(sources, targets)
-        self.moved_count += len(sources)
-        self.usage.vacate(sources, targets)
+        self.moved_count += len(sources.ids)
+        self.usage.vacate(sources.ids, targets.ids)
 
     def _wait_writers(self, units: IntArray) -> None:
         """The schedule stream waits for whatever may still write `units`."""
@@ -271,45 +282,54 @@ class Band:
         )
 
     def _collect_vacated(self) -> None:
-        self._add_holes(self.usage.take_ready_vacated())
+        self._add_holes(units_of(self.usage.take_ready_vacated()))
 
-    def _add_holes(self, units: IntArray) -> None:
-        if len(units):
+    def _add_holes(self, units: Units) -> None:
+        if not len(units.ids):
+            return
+        if isinstance(units.where, slice) and self._leaves_at_once(*bounds(units.where)):
+            self.give_back(units)
+        else:
             self._holes.add(units)
-            self._retreat()
+        self._retreat()
+
+    def _leaves_at_once(self, low: int, high: int) -> bool:
+        """Let a run of free units leave the span if it lies at an open side; whether it did."""
+        if self._opens_below and low == self.first_page:
+            self.first_page = high + 1
+        elif self._opens_above and high == self.end_page - 1:
+            self.end_page = low
+        else:
+            return False
+        return True
 
     def _retreat(self) -> None:
         """Give back the holes at the open sides of the span."""
-        if self.layout.growth is Growth.DOWN:
-            self._give_back_below()
-        else:
-            self._give_back_above()
+        if self._opens_above:
+            run = self._holes.run_below(self.end_page, self.first_page)
+            if run:
+                self.end_page -= run
+                self._remove_and_give_back(run_of(self.end_page, self.end_page + run))
+        if self._opens_below:
+            run = self._holes.run_above(self.first_page, self.end_page)
+            if run:
+                self.first_page += run
+                self._remove_and_give_back(run_of(self.first_page - run, self.first_page))
 
-    def _give_back_below(self) -> None:
-        run = self._holes.run_above(self.first_page, self.end_page)
-        if run:
-            self.give_back(np.arange(self.first_page, self.first_page + run))
-            self.first_page += run
-
-    def _give_back_above(self) -> None:
-        run = self._holes.run_below(self.end_page, self.first_page)
-        if run:
-            self.give_back(np.arange(self.end_page - run, self.end_page))
-            self.end_page -= run
-
-    def give_back(self, units: IntArray) -> None:
-        """Let holes at an open side of the span leave it, fenced while anybody uses them."""
+    def _remove_and_give_back(self, units: Units) -> None:
         self._holes.remove(units)
+        self.give_back(units)
+
+    def give_back(self, units: Units) -> None:
+        """Note that free units have left the span, fenced while anybody uses them."""
         if not self.usage.is_clear:
-            self.usage.fence(units)
+            self.usage.fence(units.ids)
 
 
 class FloatBand(Band):
     """A band between the ends: it grows at either side and gives back at both; empty, it stands nowhere."""
 
     def _retreat(self) -> None:
-        """Give back the holes at both sides of the span."""
-        self._give_back_above()
-        self._give_back_below()
+        super()._retreat()
         if self.first_page == self.end_page:
             self.first_page = self.end_page = self._anchor

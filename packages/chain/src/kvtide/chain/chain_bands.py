@@ -53,6 +53,13 @@ class ChainBands:
         """In chain order."""
         return list(self._by_name)
 
+    def next_start_byte(self, place: int) -> int:
+        """Where the next band that stands somewhere begins, or the arena ends."""
+        for band in self._bands[place + 1 :]:
+            if band.first_page < band.end_page:
+                return band.layout.start_byte(band.first_page)
+        return self.layout.arena_bytes
+
     def ratio(self, band: Band) -> int:
         """(Sub-)pages that a virtual page has in `band`; 0 for state."""
         return self.ratios[self._places[band.layout.name]]

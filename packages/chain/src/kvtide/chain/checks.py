@@ -7,40 +7,45 @@ import numpy.typing as npt
 
 from kvtide.chain.band import Band
 from kvtide.chain.errors import ChainError
-from kvtide.chain.units import some
+from kvtide.chain.units import Units, some, units_of
 from kvtide.device import IntArray
 from kvtide.plan import SubPoolKind
 
 _UNSIGNED = np.dtype(np.uint64)
 
 
-def units_to_free(band: Band, virtual: IntArray) -> IntArray:
+def units_to_free(band: Band, virtual: Units) -> Units:
     """The physical units behind what a caller frees in `band`.
 
-    Raises `ChainError` for ids that are out of range, not bound there, named twice, or reserved for a load: invariants
+    Raises `ChainError` for ids that are not bound there, named twice, or reserved for a load: invariants
     `band.free_of_bound_page` and `band.free_outside_reservation`.
     """
     units = bound_units(band, virtual, "free")
-    if band.ids.names_twice(virtual, units):
-        entries, times = np.unique(virtual, return_counts=True)
+    if band.ids.names_twice(virtual.ids, units):
+        entries, times = np.unique(virtual.ids, return_counts=True)
         raise ChainError(_text(band, "free", entries[times > 1], "named twice in one free"))
     if not band.usage.is_clear:
-        reserved = band.usage.reserved(units)
+        reserved = band.usage.reserved(units.ids)
         if reserved.any():
             raise ChainError(
-                _text(band, "free", virtual[reserved], "reserved for a load that has not been submitted")
+                _text(band, "free", virtual.ids[reserved], "reserved for a load that has not been submitted")
             )
     return units
 
 
-def bound_units(band: Band, virtual: IntArray, verb: str) -> IntArray:
-    """The physical units behind virtual ones; raises `ChainError` for ids out of range or not bound in `band`."""
-    check_ids(band, virtual, verb)
+def bound_units(band: Band, virtual: Units, verb: str) -> Units:
+    """The physical units behind checked virtual ones; raises `ChainError` for ids not bound in `band`."""
     units = band.ids.physical(virtual)
     if len(units) and units.item(units.argmin()) <= band.ids.unbound:
-        unbound = virtual[units <= band.ids.unbound]
+        unbound = virtual.ids[units <= band.ids.unbound]
         raise ChainError(_text(band, verb, unbound, "not bound (freed twice, or never taken)"))
-    return units
+    return units_of(units)
+
+
+def checked(band: Band, virtual: IntArray, verb: str) -> Units:
+    """A caller's list of ids of `band`; raises `ChainError` for anything else."""
+    check_ids(band, virtual, verb)
+    return units_of(virtual)
 
 
 def check_unbound(band: Band, virtual: IntArray, is_minted: npt.NDArray[np.bool_]) -> None:
@@ -48,7 +53,7 @@ def check_unbound(band: Band, virtual: IntArray, is_minted: npt.NDArray[np.bool_
     unminted = virtual[~is_minted]
     if len(unminted):
         raise ChainError(_text(band, "take", unminted, "of virtual pages that are not minted"))
-    bound = virtual[band.ids.is_bound(virtual)]
+    bound = virtual[band.ids.is_bound(units_of(virtual))]
     if len(bound):
         raise ChainError(_text(band, "take", bound, "bound already"))
     if len(np.unique(virtual)) != len(virtual):

@@ -17,12 +17,13 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from kvtide.chain.units import NO_UNITS, Index, index_of
+from kvtide.chain.units import NO_UNITS, Index, Units, bounds, run_of, units_of
 from kvtide.device import IntArray
 from kvtide.ledger import clone_of
 
 _BLOCK_PAGES = 64
-_RESERVE_PAGES = 1024  # beyond twice as many, the reserve gives its far half back to the blocks
+_FIRST_BLOCKS = 16  # looked at first where the reserve runs out
+_RESERVE_PAGES = 512  # beyond twice as many, the reserve gives its far half back to the blocks
 
 
 class HoleSet:
@@ -44,16 +45,16 @@ class HoleSet:
         """Holes."""
         return self._page_count
 
-    def add(self, pages: IntArray) -> None:
-        """Add pages that are not in the set, each named once."""
-        if not len(pages):
+    def add(self, pages: Units) -> None:
+        """Add pages that are not in the set."""
+        if not len(pages.ids):
             return
-        distances = self._mirrored(pages)
-        where = index_of(distances)
+        distances, where = self._mirrored(pages)
         self._bits[where] = True
-        self._page_count += len(pages)
-        if len(pages) > _RESERVE_PAGES:
-            self._end_reserve_at(int(distances.min()) // _BLOCK_PAGES * _BLOCK_PAGES)
+        self._page_count += len(distances)
+        if len(distances) > _RESERVE_PAGES:
+            nearest = bounds(where)[0] if isinstance(where, slice) else int(distances.min())
+            self._end_reserve_at(nearest // _BLOCK_PAGES * _BLOCK_PAGES)
             self._flag(where)
             return
         near = distances
@@ -63,7 +64,7 @@ class HoleSet:
             near = distances[is_near]
         if len(near):
             reserve = np.concatenate([self._reserve, near])
-            reserve.sort()
+            reserve.sort(kind="stable")  # merges what is sorted already
             self._reserve = reserve
             if len(reserve) > 2 * _RESERVE_PAGES:
                 self._end_reserve_at(int(reserve[_RESERVE_PAGES]) // _BLOCK_PAGES * _BLOCK_PAGES)
@@ -74,33 +75,29 @@ class HoleSet:
             self._extend_reserve(page_count)
         distances = self._reserve[:page_count]
         self._reserve = self._reserve[page_count:]
-        self._bits[index_of(distances)] = False
+        self._bits[distances] = False
         self._page_count -= page_count
-        return self._mirrored(distances)
+        return self._last - distances if self._from_high_end else distances
 
     def nearest(self, page_count: int) -> IntArray:
         """The `page_count` holes nearest the anchor, or all of them if there are fewer, nearest first."""
         if page_count > len(self._reserve):
             self._extend_reserve(page_count)
-        return self._mirrored(self._reserve[:page_count])
+        distances = self._reserve[:page_count]
+        return self._last - distances if self._from_high_end else distances
 
-    def remove(self, pages: IntArray) -> None:
-        """Remove pages that are in the set, each named once."""
-        if not len(pages):
+    def remove(self, pages: Units) -> None:
+        """Remove pages that are in the set."""
+        if not len(pages.ids):
             return
-        self._bits[index_of(self._mirrored(pages))] = False
+        self._bits[self._mirrored(pages).where] = False
         self._reserve = self._reserve[self._bits[self._reserve]]
-        self._page_count -= len(pages)
+        self._page_count -= len(pages.ids)
 
     def remove_outside(self, first_page: int, end_page: int) -> None:
         """Remove every hole outside `[first_page, end_page)`; costs the holes, and a scan of their blocks."""
         holes = self.nearest(self._page_count)
-        self.remove(holes[(holes < first_page) | (holes >= end_page)])
-
-    def contains(self, pages: IntArray) -> npt.NDArray[np.bool_]:
-        """Which of `pages` are holes."""
-        found: npt.NDArray[np.bool_] = self._bits[self._mirrored(pages)]
-        return found
+        self.remove(units_of(holes[(holes < first_page) | (holes >= end_page)]))
 
     def run_above(self, page: int, end_page: int) -> int:
         """Consecutive holes upward from `page`, within `[page, end_page)`."""
@@ -116,28 +113,41 @@ class HoleSet:
 
     # ── helpers, in distances ──
 
-    def _mirrored(self, pages: IntArray) -> IntArray:
-        """Distances of pages, or pages at distances: the two are mirror images."""
-        return self._last - pages if self._from_high_end else pages
+    def _mirrored(self, pages: Units) -> Units:
+        """Distances of pages."""
+        if not self._from_high_end:
+            return pages
+        if isinstance(pages.where, slice):
+            low, high = bounds(pages.where)
+            return run_of(self._last - high, self._last - low + 1)
+        distances = self._last - pages.ids
+        return Units(distances, distances)
 
     def _extend_reserve(self, page_count: int) -> None:
         """Let the reserve reach on until it has `page_count` pages, or all."""
         parts = [self._reserve]
         held = len(self._reserve)
         block = self._reserve_end // _BLOCK_PAGES
-        step = _BLOCK_PAGES
-        rows = self._bits.reshape(-1, _BLOCK_PAGES)
+        step = _FIRST_BLOCKS
         while held < page_count and block < len(self._blocks):
             flagged = self._blocks[block : block + step].nonzero()[0] + block
             if len(flagged):
-                places, columns = rows[flagged].nonzero()
-                parts.append(flagged[places] * _BLOCK_PAGES + columns)
-                held += len(places)
+                parts.append(self._holes_in(flagged))
+                held += len(parts[-1])
                 self._blocks[flagged] = False
             block += step
             step *= 4
         self._reserve = np.concatenate(parts)
         self._reserve_end = min(block, len(self._blocks)) * _BLOCK_PAGES
+
+    def _holes_in(self, blocks: IntArray) -> IntArray:
+        """Distances of the holes in some blocks, ascending."""
+        first, end = blocks.item(0), blocks.item(-1) + 1
+        if 2 * len(blocks) >= end - first:
+            # Blocks between them hold none beyond the reserve, so that all of the stretch may be looked at.
+            return self._bits[first * _BLOCK_PAGES : end * _BLOCK_PAGES].nonzero()[0] + first * _BLOCK_PAGES
+        places = self._bits.reshape(-1, _BLOCK_PAGES)[blocks].reshape(-1).nonzero()[0]
+        return blocks[places // _BLOCK_PAGES] * _BLOCK_PAGES + places % _BLOCK_PAGES
 
     def _end_reserve_at(self, distance: int) -> None:
         """Let the reserve end at `distance`, a block's start, unless it ends before."""
@@ -150,7 +160,7 @@ class HoleSet:
 
     def _flag(self, where: Index) -> None:
         if isinstance(where, slice):
-            low, high = _bounds(where)
+            low, high = bounds(where)
             self._blocks[low // _BLOCK_PAGES : high // _BLOCK_PAGES + 1] = True
         else:
             self._blocks[where // _BLOCK_PAGES] = True
@@ -177,10 +187,3 @@ class HoleSet:
             found += count
             piece_pages *= 4
         return found
-
-
-def _bounds(run: slice) -> tuple[int, int]:
-    """Lowest and highest index of a non-empty slice that `index_of` made."""
-    first, step = run.start, run.step
-    last = (run.stop if run.stop is not None else -1) - step
-    return min(first, last), max(first, last)

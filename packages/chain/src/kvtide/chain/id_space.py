@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from kvtide.chain.units import index_of
+from kvtide.chain.units import Units, units_of
 from kvtide.device import IntArray, Mirror
 from kvtide.ledger import clone_of
 
@@ -68,52 +68,48 @@ class UnitIds:
         """Size of the virtual id space."""
         return len(self._physical)
 
-    def physical(self, virtual: IntArray) -> IntArray:
+    def physical(self, virtual: Units) -> IntArray:
         """Physical ids of virtual ones."""
-        return self._physical[index_of(virtual)].astype(np.int64)
+        return self._physical[virtual.where].astype(np.int64)
 
-    def virtual(self, physical: IntArray) -> IntArray:
-        """Virtual ids of physical ones; −1 where none is bound."""
-        return self._virtual[index_of(physical)].astype(np.int64)
-
-    def is_bound(self, virtual: IntArray) -> npt.NDArray[np.bool_]:
+    def is_bound(self, virtual: Units) -> npt.NDArray[np.bool_]:
         """Which of the virtual ids are bound here."""
-        return np.not_equal(self._physical[index_of(virtual)], self.unbound)
+        return np.not_equal(self._physical[virtual.where], self.unbound)
 
     def bound_in(self, first_page: int, end_page: int) -> IntArray:
         """Physical ids of `[first_page, end_page)` that are bound, ascending."""
         return np.flatnonzero(self._virtual[first_page:end_page] >= 0) + first_page
 
-    def bind(self, virtual: IntArray, physical: IntArray) -> None:
+    def bind(self, virtual: Units, physical: Units) -> None:
         """Bind unbound virtual ids to unbound physical ones."""
-        self._physical[index_of(virtual)] = physical
-        self._virtual[index_of(physical)] = virtual
-        self._mirror.stage(virtual, physical)
+        self._physical[virtual.where] = physical.ids.astype(np.int32)
+        self._virtual[physical.where] = virtual.ids.astype(np.int32)
+        self._mirror.stage(virtual.ids, physical.ids)
 
-    def unbind(self, virtual: IntArray, physical: IntArray) -> None:
+    def unbind(self, virtual: Units, physical: Units) -> None:
         """Unbind virtual ids that are bound to these physical ones."""
-        self._physical[index_of(virtual)] = self.unbound
-        self._virtual[index_of(physical)] = -1
-        self._mirror.stage(virtual, np.full(len(virtual), self.unbound, np.int64))
+        self._physical[virtual.where] = self.unbound
+        self._virtual[physical.where] = -1
+        self._mirror.stage(virtual.ids, np.full(len(virtual.ids), self.unbound, np.int64))
 
-    def move(self, sources: IntArray, targets: IntArray) -> None:
+    def move(self, sources: Units, targets: Units) -> None:
         """Rebind what `sources` hold to `targets`; no target is bound."""
-        virtual = self._virtual[index_of(sources)].astype(np.int64)
-        self._virtual[index_of(sources)] = -1
-        self._virtual[index_of(targets)] = virtual
-        self._physical[index_of(virtual)] = targets
-        self._mirror.stage(virtual, targets)
+        virtual = units_of(self._virtual[sources.where].astype(np.int64))
+        self._virtual[sources.where] = -1
+        self._virtual[targets.where] = virtual.ids
+        self._physical[virtual.where] = targets.ids
+        self._mirror.stage(virtual.ids, targets.ids)
 
-    def names_twice(self, virtual: IntArray, physical: IntArray) -> bool:
+    def names_twice(self, virtual: IntArray, physical: Units) -> bool:
         """Whether `virtual`, all of them bound to `physical`, name one twice. Changes nothing."""
-        where = index_of(physical)
-        if isinstance(where, slice):
+        if isinstance(physical.where, slice):
             return False
         # Each unit is made to name its place in the list; a unit named twice can name only one of the two.
-        self._virtual[where] = np.arange(len(where), dtype=np.int32)
-        twice = not np.array_equal(self._virtual[where], np.arange(len(where), dtype=np.int32))
-        self._virtual[where] = virtual
-        return twice
+        places = np.arange(len(virtual), dtype=np.int32)
+        self._virtual[physical.where] = places
+        once = (self._virtual[physical.where] == places).all()
+        self._virtual[physical.where] = virtual
+        return not once
 
     def clone(self, mirror: Mirror) -> UnitIds:
         """The same map over another device's mirror, as long as this one's (row C13)."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from kvtide.plan import ArenaLayout, BandLayout, Growth, PageSpan, pack
+from kvtide.plan import ArenaLayout, Growth, PageSpan, pack
 
 
 class BandCounts(NamedTuple):
@@ -29,27 +29,6 @@ class BandCounts(NamedTuple):
     def live_pages(self) -> int:
         """Pages in use."""
         return self.span.page_count - self.free_pages
-
-
-def plan_in_place(
-    layout: ArenaLayout, counts: Sequence[BandCounts], asked: Sequence[int]
-) -> tuple[PageSpan, ...] | None:
-    """Spans in which every band has its `asked` pages free without a page moving, or `None`."""
-    starts = [
-        layout.bands[place].start_byte(band.span.first_page) if band.span.page_count else None
-        for place, band in enumerate(counts)
-    ]
-    spans: list[PageSpan] = []
-    left_edge = layout.prefix_bytes
-    for place, (band, held, pages) in enumerate(zip(layout.bands, counts, asked, strict=True)):
-        right_edge = next((byte for byte in starts[place + 1 :] if byte is not None), layout.arena_bytes)
-        span = _grow(band, held.span, max(0, pages - held.free_pages), left_edge, right_edge)
-        if span is None:
-            return None
-        if span.page_count:
-            left_edge = band.start_byte(span.end_page)
-        spans.append(span)
-    return tuple(spans)
 
 
 def plan_packed(
@@ -90,22 +69,6 @@ def relocation_order(
         waiting.remove(ready)
         order.append(ready)
     return order
-
-
-def _grow(band: BandLayout, span: PageSpan, pages: int, left_edge: int, right_edge: int) -> PageSpan | None:
-    """`span` grown by `pages` between the two byte edges, or `None`."""
-    if not pages:
-        return span
-    lowest, highest_end = band.lowest_page_from(left_edge), band.highest_end_to(right_edge)
-    gap_below, gap_above = span.first_page - lowest, highest_end - span.end_page
-    if band.growth is Growth.FLOAT and not span.page_count:
-        first_page = lowest + (highest_end - lowest - pages) // 2
-        grown = PageSpan(first_page=first_page, end_page=first_page + pages)
-    elif band.growth is Growth.DOWN or (band.growth is Growth.FLOAT and gap_below > gap_above):
-        grown = PageSpan(first_page=span.first_page - pages, end_page=span.end_page)
-    else:
-        grown = PageSpan(first_page=span.first_page, end_page=span.end_page + pages)
-    return grown if lowest <= grown.first_page and grown.end_page <= highest_end else None
 
 
 def _spread(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from kvtide.chain.band import Band
 from kvtide.chain.chain_bands import ChainBands
-from kvtide.chain.placement import BandCounts, plan_in_place, plan_packed, relocation_order
+from kvtide.chain.placement import BandCounts, plan_packed, relocation_order
 from kvtide.device import Device
 from kvtide.ledger import ForwardSteps
 from kvtide.plan import Growth, PageSpan
@@ -16,11 +16,33 @@ Spans = Sequence[tuple[int, int]]
 
 
 def spans_in_place(bands: ChainBands, asked: Sequence[int]) -> Spans | None:
-    """Spans in which every band has what it is asked for without a unit moving, or `None`."""
-    if all(units <= band.free_count for band, units in zip(bands, asked, strict=True)):
-        return [(band.first_page, band.end_page) for band in bands]
-    spans = plan_in_place(bands.layout, [_counts(band) for band in bands], asked)
-    return None if spans is None else [(span.first_page, span.end_page) for span in spans]
+    """Spans in which every band has what it is asked for without a unit moving, or `None`.
+
+    A band reuses its free units and grows at one side for the rest, into the gap there: an end at its open side, a float toward
+    its larger gap. An empty float is put in the middle of its region, and until then its neighbours see through it.
+    """
+    spans: list[tuple[int, int]] = []
+    left_edge = bands.layout.prefix_bytes
+    for place, band in enumerate(bands):
+        first_page, end_page = band.first_page, band.end_page
+        grown = asked[place] - band.free_count
+        if grown > 0:
+            lowest = band.layout.lowest_page_from(left_edge)
+            highest_end = band.layout.highest_end_to(bands.next_start_byte(place))
+            if first_page == end_page and band.layout.growth is Growth.FLOAT:
+                first_page = end_page = lowest + (highest_end - lowest - grown) // 2
+            if band.layout.growth is Growth.DOWN or (
+                band.layout.growth is Growth.FLOAT and first_page - lowest > highest_end - end_page
+            ):
+                first_page -= grown
+            else:
+                end_page += grown
+            if first_page < lowest or end_page > highest_end:
+                return None
+        if first_page < end_page:
+            left_edge = band.layout.start_byte(end_page)
+        spans.append((first_page, end_page))
+    return spans
 
 
 def packed_spans(bands: ChainBands, asked: Sequence[int]) -> Sequence[PageSpan] | None:

@@ -14,7 +14,7 @@ from kvtide.chain.chain_bands import ChainBands, sub_pages
 from kvtide.chain.checks import check_ids, check_places, check_unbound
 from kvtide.chain.errors import ChainError
 from kvtide.chain.id_space import VirtualPages
-from kvtide.chain.units import NO_UNITS, some
+from kvtide.chain.units import NO_UNITS, Units, joined, some, units_of
 from kvtide.device import IntArray
 
 
@@ -62,12 +62,12 @@ class Asked(NamedTuple):
     how: BandTake
     """Which."""
 
-    def virtual(self, minted: IntArray, ratio: int) -> IntArray:
+    def virtual(self, minted: Units, ratio: int) -> Units:
         """The virtual units to bind, once the take's virtual pages (or slots, for a ratio of 0) are minted."""
-        fresh = minted if ratio in (0, 1) else sub_pages(minted, ratio)
+        fresh = minted if ratio in (0, 1) else units_of(sub_pages(minted.ids, ratio))
         if self.how.fresh is not None:
-            fresh = fresh[self.how.fresh]
-        return np.concatenate([fresh, self.how.held]) if len(self.how.held) else fresh
+            fresh = units_of(fresh.ids[self.how.fresh])
+        return joined(fresh, units_of(self.how.held)) if len(self.how.held) else fresh
 
 
 def asked_of_bands(
@@ -134,7 +134,7 @@ def _asked_of_window(
         is_minted = (
             virtual_pages.is_bound(held_pages)
             if chain.owner is None
-            else chain.owner.ids.is_bound(held_pages)
+            else chain.owner.ids.is_bound(units_of(held_pages))
         )
         check_unbound(band, how.held, is_minted)
         count += len(how.held)

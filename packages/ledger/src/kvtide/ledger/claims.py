@@ -19,30 +19,31 @@ class Claims:
         """No claim on `[0, page_count)`; errors say that an owner `verb` no page of the band."""
         self._band_name, self._verb = band_name, verb
         self._counts: npt.NDArray[np.int32] = np.zeros(page_count, np.int32)
-        self._owners: dict[Hashable, tuple[IntArray, ...]] = {}
+        self.owned: dict[Hashable, tuple[IntArray, ...]] = {}
+        """What each owner claims; read by others."""
 
     def __bool__(self) -> bool:
         """Whether any page is claimed."""
-        return bool(self._owners)
+        return bool(self.owned)
 
     def owners(self) -> list[Hashable]:
         """Who claims something, the longest first."""
-        return list(self._owners)
+        return list(self.owned)
 
     def add(self, owner: Hashable, pages: IntArray) -> None:
         """Claim `pages` once more; an owner may claim in several calls, and a page in each of them."""
         np.add.at(self._counts, pages, 1)
-        self._owners[owner] = (*self._owners.get(owner, ()), pages)
+        self.owned[owner] = (*self.owned.get(owner, ()), pages)
 
     def remove(self, owner: Hashable) -> IntArray:
         """Let go of all that the owner claims; its pages, as it claimed them. Raises `InvariantError` if it claims nothing."""
-        if owner not in self._owners:
+        if owner not in self.owned:
             raise InvariantError(
                 "usage.claim_released_once",
                 f"{owner!r} {self._verb} no page of band {self._band_name!r}",
                 "its claim was released before, or made in another band",
             )
-        pages = np.concatenate(self._owners.pop(owner))
+        pages = np.concatenate(self.owned.pop(owner))
         np.subtract.at(self._counts, pages, 1)
         return pages
 
@@ -51,7 +52,7 @@ class Claims:
 
         Raises `InvariantError`, with nothing changed, if a claimed source has no target.
         """
-        if not self._owners or not self.claimed(sources).any():
+        if not self.owned or not self.claimed(sources).any():
             return
         if targets is None or len(targets) != len(sources):
             raise InvariantError(
@@ -65,8 +66,8 @@ class Claims:
         np.add.at(self._counts, targets, moved)
         order = np.argsort(sources)
         ascending, targets = sources[order], targets[order]
-        for owner, claimed in self._owners.items():
-            self._owners[owner] = tuple(_moved(pages, ascending, targets) for pages in claimed)
+        for owner, claimed in self.owned.items():
+            self.owned[owner] = tuple(_moved(pages, ascending, targets) for pages in claimed)
 
     def claimed(self, pages: IntArray) -> npt.NDArray[np.bool_]:
         """Which of `pages` somebody claims; shape and order of `pages`."""
@@ -74,7 +75,7 @@ class Claims:
 
     def pages(self) -> IntArray:
         """Every claimed page, ascending."""
-        arrays = [array for claimed in self._owners.values() for array in claimed]
+        arrays = [array for claimed in self.owned.values() for array in claimed]
         return np.unique(np.concatenate(arrays)) if arrays else np.empty(0, np.int64)
 
 

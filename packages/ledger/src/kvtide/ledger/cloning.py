@@ -16,7 +16,10 @@ Books = TypeVar("Books")
 
 
 def clone_of(books: Books, **parts: object) -> Books:
-    """An object like `books` with arrays and containers of its own, one level deep, and the attributes in `parts` as given."""
+    """An object like `books` with arrays and containers of its own, one level deep, and the attributes in `parts` as given.
+
+    Nobody waits.
+    """
     clone = object.__new__(type(books))
     for name, value in vars(books).items():
         own = isinstance(value, np.ndarray | dict | list | deque)

@@ -85,7 +85,8 @@ class FencedBytes:
         return clone_of(self, _steps=steps)
 
     def _reset(self) -> None:
-        self._fences: dict[int, Fence] = {}
+        self.open_fences: dict[int, Fence] = {}
+        """Fences by number, some of which may be over; read by others."""
         self._number_count = 0
         self._steering_count = 0
         # By number of the fence.
@@ -103,7 +104,7 @@ class FencedBytes:
     def __len__(self) -> int:
         """Fences not over. Nobody waits here."""
         self._drop_retired()
-        return len(self._fences)
+        return len(self.open_fences)
 
     @property
     def steers_choice(self) -> bool:
@@ -120,7 +121,7 @@ class FencedBytes:
         """Keep a fence until its forward retires or its band ends its signal. Nobody waits now; the next writer will."""
         number = self._number_count
         self._number_count += 1
-        self._fences[number] = fence
+        self.open_fences[number] = fence
         self._steering_count += _steers(fence)
         self._kinds = _with_room(self._kinds, number, 1)
         self._kinds[number] = fence.hazard
@@ -151,13 +152,13 @@ class FencedBytes:
     def quarantine(self, band: int, transfer: NetworkTransfer) -> None:
         """Make a band's fences of a failed transfer FIXED: nobody waits for them any more, and nobody writes there."""
         for number in self._of_signal.get((band, transfer), ()):
-            self._fences[number] = self._fences[number]._replace(hazard=Hazard.FIXED)
+            self.open_fences[number] = self.open_fences[number]._replace(hazard=Hazard.FIXED)
             self._kinds[number] = Hazard.FIXED
 
     def fences(self) -> tuple[Fence, ...]:
         """The fences not over, oldest first. Nobody waits here."""
         self._drop_retired()
-        return tuple(self._fences.values())
+        return tuple(self.open_fences.values())
 
     def extents(self, *hazards: Hazard) -> tuple[IntArray, IntArray]:
         """Where the byte ranges of these kinds begin and where they end, ascending: what a plan lays out around (row C6).
@@ -175,12 +176,12 @@ class FencedBytes:
     def meet(self, grid: UnitGrid, pages: IntArray) -> FencesMet:
         """The fences that `pages`, pages of `grid`, overlap. Nobody waits here."""
         self._drop_retired()
-        if not self._fences or not len(pages):
+        if not self.open_fences or not len(pages):
             return FencesMet(_NO_PLACES, _NO_KINDS, [], _NO_FORWARD)
         places, numbers = self._find(grid, pages)
         if not len(places):
             return FencesMet(_NO_PLACES, _NO_KINDS, [], _NO_FORWARD)
-        met = [self._fences[number] for number in np.unique(numbers).tolist()]
+        met = [self.open_fences[number] for number in np.unique(numbers).tolist()]
         waited = dict.fromkeys(
             fence.signal for fence in met if fence.signal is not None and fence.hazard is not Hazard.FIXED
         )
@@ -219,13 +220,13 @@ class FencedBytes:
         self._tidy()
 
     def _drop(self, number: int) -> None:
-        self._steering_count -= _steers(self._fences.pop(number))
+        self._steering_count -= _steers(self.open_fences.pop(number))
         self._kinds[number] = _OVER
 
     def _tidy(self) -> None:
         """Make the arrays anew once most of their entries are over."""
-        if self._number_count > 2 * len(self._fences) + _FEW:
-            fences = tuple(self._fences.values())
+        if self._number_count > 2 * len(self.open_fences) + _FEW:
+            fences = tuple(self.open_fences.values())
             self._reset()
             for fence in fences:
                 self.add(fence)

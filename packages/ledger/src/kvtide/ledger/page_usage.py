@@ -327,7 +327,13 @@ class PageUsage:
     @property
     def is_clear(self) -> bool:
         """Whether no page can carry a hazard at all: the usual case, and the quick one. Nobody waits."""
-        return not (self._uses or self._is_read or self._fixed or self.fences)
+        # On every per-step path, so it asks for no length and calls nothing where there is nothing.
+        return not (
+            self._uses.use_of
+            or self._vacated.newest_reader > self.steps.retired_through
+            or self._fixed.owned
+            or (self.fences.open_fences and self.fences)
+        )
 
     @property
     def steers_choice(self) -> bool:

@@ -28,7 +28,8 @@ class SignalUses:
         self._nodes: dict[int, IntArray] = {}
         self._hazards: npt.NDArray[np.int8] = np.zeros(64, np.int8)
         self._free_uses: list[int] = []
-        self._use_of: dict[Signal, int] = {}
+        self.use_of: dict[Signal, int] = {}
+        """Signals of the uses not over; read by others."""
         self.transfer_count = 0
         """Uses by transfers that are not over."""
 
@@ -38,25 +39,25 @@ class SignalUses:
 
     def __len__(self) -> int:
         """Uses not over."""
-        return len(self._use_of)
+        return len(self.use_of)
 
     def __contains__(self, signal: Signal) -> bool:
         """Whether the signal has a use that is not over."""
-        return signal in self._use_of
+        return signal in self.use_of
 
     def signals(self) -> tuple[Signal, ...]:
         """Signals of the uses not over, in the order in which they were recorded."""
-        return tuple(self._use_of)
+        return tuple(self.use_of)
 
     def record(self, signal: Signal, pages: IntArray) -> None:
         """Open a use; raises `InvariantError`, with nothing changed, for a second one and for a page named twice."""
-        if signal in self._use_of:
+        if signal in self.use_of:
             raise InvariantError(
                 "usage.one_record_a_use",
                 f"{signal.name!r} has a use of band {self._name!r} already",
                 "a submission was recorded twice; name all of its pages in one call",
             )
-        use = self._free_uses[-1] if self._free_uses else len(self._use_of)
+        use = self._free_uses[-1] if self._free_uses else len(self.use_of)
         nodes = self._index.add(use, pages)
         if nodes is None:
             raise named_twice(self._name, pages, signal.name)
@@ -66,18 +67,18 @@ class SignalUses:
             self._hazards = np.concatenate([self._hazards, np.zeros(use, np.int8)])
         self._signals[use], self._nodes[use] = signal, nodes
         self._hazards[use] = signal.hazard
-        self._use_of[signal] = use
+        self.use_of[signal] = use
         self.transfer_count += isinstance(signal, NetworkTransfer)
 
     def end(self, signal: Signal) -> IntArray:
         """Close a use; its pages that have not left. Raises `InvariantError` for a signal without one."""
-        if signal not in self._use_of:
+        if signal not in self.use_of:
             raise InvariantError(
                 "usage.ended_once",
                 f"{signal.name!r} has no use of band {self._name!r} to end",
                 "it was ended twice, or recorded in another band",
             )
-        use = self._use_of.pop(signal)
+        use = self.use_of.pop(signal)
         pages = self._index.remove(self._present(use))
         del self._nodes[use]
         del self._signals[use]
@@ -114,7 +115,7 @@ class SignalUses:
     def transfer_pages(self) -> IntArray:
         """Every page that a transfer reads or writes and that has not left, ascending."""
         nodes = [
-            self._present(use) for signal, use in self._use_of.items() if isinstance(signal, NetworkTransfer)
+            self._present(use) for signal, use in self.use_of.items() if isinstance(signal, NetworkTransfer)
         ]
         return np.unique(self._index.pages_of(np.concatenate(nodes))) if nodes else np.empty(0, np.int64)
 

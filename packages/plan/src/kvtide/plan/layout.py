@@ -128,8 +128,17 @@ class ArenaLayout:
 
     @property
     def virtual_page_count(self) -> int:
-        """Virtual page ids, page 0 included, which is never minted and reads as the sink (C1)."""
-        return 1 + (self.band(self.owner).capacity_pages if self.owner is not None else 0)
+        """Virtual page ids, page 0 included, which is never minted and reads as the sink (C1).
+
+        As many as can ever be held at once, so that none is missing while there is a byte: full attention binds each of its own; where
+        there is none, a page may be held by a single sub-page of the band with the smallest.
+        """
+        attention = [band for band in self.bands if band.kind is not SubPoolKind.STATE]
+        if not attention:
+            return 1
+        if attention[-1].kind is SubPoolKind.FULL:
+            return 1 + attention[-1].capacity_pages
+        return 1 + (self.arena_bytes - self.prefix_bytes) // min(band.unit_bytes for band in attention)
 
     @property
     def page_tokens(self) -> int:

@@ -1,0 +1,229 @@
+"""Questions and what follows from their answers: capacity, refusals, estimates, what-if clones."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvtide.chain import BandTake, ChainAllocator, ChainError, Taken, TakeRefusal
+from kvtide.device import NumpyDevice
+from kvtide.ledger import CheckLevel, ForwardSteps, InvariantChecks, InvariantError
+from kvtide.plan import pack
+
+from .books import books_of
+from .test_takes import RATIO, Bytes, ids, mixed_layout
+from .walk import Walk, layout_of
+
+
+@pytest.mark.requirement("C5", "C2", "D3", "P10")
+@settings(max_examples=120, deadline=None)
+@given(data=st.data(), full=st.booleans())
+def test_a_yes_is_a_take_that_succeeds_and_a_no_changes_nothing(data: st.DataObject, full: bool) -> None:
+    """The scheduler admits by the question and fails by the take: the two must be one answer, whatever went before."""
+    world = Bytes(mixed_layout(data.draw(st.integers(1500, 5000)), full=full))
+    chain, names = world.chain, [band.name for band in world.layout.bands]
+    owner = "full" if full else "window-64"
+    held: dict[str, list[int]] = {name: [] for name in names}
+    in_flight = []
+    for _ in range(data.draw(st.integers(1, 25))):
+        action = data.draw(st.sampled_from(["take", "take", "take", "ensure", "free", "launch", "process"]))
+        live = [len(held[name]) for name in names]
+        if action in ("take", "ensure"):
+            pages, slots = data.draw(st.integers(0, 5)), data.draw(st.integers(0, 3))
+            tail = sorted(data.draw(st.sets(st.integers(0, pages * RATIO - 1), max_size=6))) if pages else []
+            places = np.array(tail, np.int64)
+            asked = {"state": slots, "window-16": len(tail), owner: pages}
+            fits = (
+                pack(world.layout, [count + asked[name] for name, count in zip(names, live, strict=True)])
+                is not None
+            )
+            before = books_of(chain)
+            assert chain.units_fit(asked) is fits
+            assert books_of(chain) == before, "a question changed something"
+            if action == "ensure":
+                answer = chain.ensure_capacity(asked)
+                assert (answer is None) is fits
+                if fits:
+                    moved = chain.statistics().moved_units
+                    assert chain.ensure_capacity(asked) is None
+                    assert chain.statistics().moved_units == moved, "room was made once"
+                    continue
+            else:
+                bands = {"window-16": BandTake(fresh=places), owner: BandTake()}
+                answer = chain.take(pages=pages, state_slots=slots, bands=bands)
+                assert isinstance(answer, Taken) is fits
+            if isinstance(answer, TakeRefusal):
+                assert books_of(chain) == before, "a refusal changed something"
+                continue
+            assert isinstance(answer, Taken)
+            sub_pages = (answer.pages[:, None] * RATIO + np.arange(RATIO)).reshape(-1)
+            for name, units in (
+                ("state", answer.state_slots),
+                ("window-16", sub_pages[places]),
+                (owner, answer.pages),
+            ):
+                held[name] += units.tolist()
+        elif action == "free":
+            name = data.draw(st.sampled_from(names))
+            locked = {unit // RATIO for unit in held["window-16"]} if name == "full" else set()
+            free = sorted(set(held[name]) - locked)
+            if free:
+                gone = data.draw(st.lists(st.sampled_from(free), unique=True, min_size=1))
+                units = np.array(gone, np.int64)
+                chain.free_state_slots(units) if name == "state" else chain.free_pages(name, units)
+                held[name] = [unit for unit in held[name] if unit not in gone]
+        elif action == "launch":
+            in_flight.append(world.forward())
+        elif in_flight:
+            recorded = in_flight.pop(0)
+            world.steps.host_synchronised(recorded.event)
+            world.steps.forward_processed(recorded)  # type: ignore[arg-type]  # it has the record's ordinal
+            chain.forward_processed(recorded.forward)
+        chain.verify_byte_accounting()
+
+
+@pytest.mark.requirement("C5")
+def test_two_takes_that_each_fit_and_together_do_not() -> None:
+    """Admission that asks for each alone overcommits; one take of both is refused whole."""
+    walk = Walk(layout_of({"state": 112, "full": 48}, 1000))
+    room = 1000 - 48
+    slots, pages = room // 112 - 1, room // 48 - 3
+    assert walk.chain.units_fit({"state": slots})
+    assert walk.chain.units_fit({"full": pages})
+    assert not walk.chain.units_fit({"state": slots, "full": pages})
+    before = walk.chain.statistics()
+    assert isinstance(walk.chain.take(pages=pages, state_slots=slots), TakeRefusal)
+    assert walk.chain.statistics() == before
+    assert isinstance(walk.chain.take(state_slots=slots), Taken)
+    assert isinstance(walk.chain.take(pages=pages), TakeRefusal)
+
+
+@pytest.mark.requirement("C5", "D3")
+def test_a_refusal_says_what_would_have_to_be_freed() -> None:
+    """At 3 a.m. the question is what to kill; units of one kind may be worth more than their number."""
+    layout = layout_of({"state": 112, "4": 80, "full": 48}, 1200)
+    walk = Walk(layout)
+    walk.take(4, 2)
+    refusal = walk.chain.take(pages=4)
+    assert isinstance(refusal, TakeRefusal)
+    assert not refusal.is_final
+    serves = refusal.would_serve()
+    assert serves
+    for name, units in serves.items():
+        held = [band.live + band.asked - (units if band.name == name else 0) for band in refusal.bands]
+        assert pack(layout, held) is not None
+        held[[band.name for band in refusal.bands].index(name)] += 1
+        assert pack(layout, held) is None, f"one of {name} fewer would do"
+        assert f"{units} of {name!r}" in str(refusal)
+
+
+@pytest.mark.requirement("C5", "D3")
+def test_a_take_larger_than_the_arena_says_how_much_of_it_an_empty_one_holds() -> None:
+    """It would wait for ever: whoever asks must know at once, and what to ask for instead."""
+    layout = layout_of({"state": 112, "full": 48}, 1000)
+    walk = Walk(layout)
+    refusal = walk.chain.take(pages=40)
+    assert isinstance(refusal, TakeRefusal)
+    assert refusal.is_final
+    largest = round(refusal.largest_share * 40)
+    assert isinstance(walk.chain.take(pages=largest + 1), TakeRefusal)
+    assert isinstance(walk.chain.take(pages=largest), Taken)
+    assert f"an empty arena would hold {largest / 40:.1%} of what is asked for" in str(refusal)
+
+
+def test_where_one_kind_alone_cannot_help_the_refusal_says_so() -> None:
+    """Freeing every page of either band leaves too little."""
+    walk = Walk(layout_of({"state": 96, "full": 48}, 48 + 960))
+    walk.take(8, 5)
+    refusal = walk.chain.take(pages=16)
+    assert isinstance(refusal, TakeRefusal)
+    assert refusal.would_serve() == {}
+    assert "units of more than one band must be freed" in str(refusal)
+
+
+def test_questions_about_what_is_not_there_are_refused() -> None:
+    """A misspelt band would read as a yes."""
+    walk = Walk(layout_of({"state": 112, "full": 48}, 1000))
+    for ask in (walk.chain.units_fit, walk.chain.ensure_capacity):
+        with pytest.raises(ChainError, match="no band 'ful'; the chain has"):
+            ask({"ful": 1})
+        for wrong in (-1, 1.5, True):
+            with pytest.raises(ChainError, match="cannot ask for"):
+                ask({"full": wrong})  # type: ignore[dict-item]  # the mistake
+
+
+@pytest.mark.requirement("C9")
+def test_estimates_follow_free_bytes_and_id_room() -> None:
+    """They serve dashboards: right about bytes, and blind to alignment and to what cannot move."""
+    world = Bytes(mixed_layout(3000))
+    chain, layout = world.chain, world.layout
+    taken = world.take(pages=2, slots=1)
+    unit = {band.name: band.unit_bytes for band in layout.bands}
+    free = 3000 - layout.prefix_bytes - unit["state"] - 2 * unit["full"] - 2 * RATIO * unit["window-16"]
+    assert chain.available_size() == free // (unit["full"] + RATIO * unit["window-16"]) * 8
+    assert chain.full_available_size() == free // unit["full"] * 8
+    assert chain.window_available_size("window-16") == free // unit["window-16"] * 2
+    assert chain.estimated_units_available("state") == free // unit["state"]
+    assert chain.usage() == 1 - free / (3000 - layout.prefix_bytes)
+    chain.free_state_slots(taken.state_slots)
+    assert chain.estimated_units_available("state") == free // unit["state"] + 1
+    assert Bytes(mixed_layout(3000, full=False)).chain.full_available_size() == 0
+
+
+@pytest.mark.requirement("C9", "L8")
+def test_an_estimate_read_inside_a_decision_raises_where_checks_are_strict() -> None:
+    """A decision by an estimate overcommits on one arena in a hundred; it must show in a test, not at a user's."""
+    layout = mixed_layout()
+    for level, raises in ((CheckLevel.OFF, False), (CheckLevel.WARN, False), (CheckLevel.STRICT, True)):
+        device = NumpyDevice(layout.arena_bytes, byte_work=False)
+        mirrors = device.create_mirrors({f"ids:{band.name}": layout.id_count(band) for band in layout.bands})
+        chain = ChainAllocator(layout, device, mirrors, ForwardSteps(), InvariantChecks(level))
+        reads = (
+            chain.available_size,
+            chain.full_available_size,
+            lambda chain=chain: chain.window_available_size("window-16"),
+            lambda chain=chain: chain.estimated_units_available("state"),
+            chain.usage,
+        )
+        for read in reads:
+            read()
+            with chain.capacity_decision("an admission"):
+                assert chain.units_fit({"full": 1})
+                if raises:
+                    with pytest.raises(InvariantError, match="was read while an admission was decided"):
+                        read()
+                else:
+                    read()
+            read()
+
+
+@pytest.mark.requirement("C13")
+def test_a_clone_goes_its_own_way_and_begins_where_the_original_stood() -> None:
+    """What-if questions and exhaustive search: hundreds of thousands of clones, none of which may touch the original."""
+    world = Bytes(mixed_layout())
+    debt = world.take(pages=4, slots=2, bands={"full": BandTake(unwritten=ids()), "window-16": BandTake()})
+    flying = world.forward(full=debt.pages)
+    world.chain.free_pages("window-16", ids(*range(RATIO, 3 * RATIO)))
+    before = books_of(world.chain)
+    device = NumpyDevice(world.layout.arena_bytes, byte_work=False)
+    mirrors = device.create_mirrors(
+        {f"ids:{band.name}": world.layout.id_count(band) for band in world.layout.bands}
+    )
+    clone = world.chain.clone(device, mirrors)
+    assert books_of(clone) == before
+    device.upload(device.schedule_stream)
+    world.device.upload(world.device.schedule_stream)
+    for name, table in world.device.tables.items():
+        assert (device.tables[name] == table).all()
+    clone.free_state_slots(debt.state_slots)
+    assert isinstance(clone.take(pages=3), Taken)
+    assert clone.ensure_capacity({"full": 30}) is None
+    clone.pay_zero_debt(debt)
+    clone.steps.host_synchronised(flying.event)
+    clone.steps.forward_processed(flying)  # type: ignore[arg-type]  # it has the record's ordinal
+    clone.forward_processed(flying.forward)
+    clone.verify_byte_accounting()
+    assert books_of(world.chain) == before
+    assert books_of(clone) != before
