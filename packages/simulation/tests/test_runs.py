@@ -33,7 +33,7 @@ MET = {
     ("ensure capacity", "made room, taken"),
     ("ensure capacity", "refused"),
     ("fill", "filled, moved"),
-    ("fill", "filled, out of virtual pages"),
+    ("fill", "filled thinly, moved"),
     ("fill", "filled, settled"),
     ("finish", "under three forwards"),
     ("finish", "under two forwards, in the open batch"),

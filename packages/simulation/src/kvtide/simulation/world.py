@@ -156,10 +156,6 @@ class World:
                 asked[band.name] = 0
         return asked
 
-    def free_ids(self) -> int:
-        """Virtual pages that can be minted."""
-        return len(self.minted) - 1 - int(self.minted.sum())
-
     def some_layout_holds(self, asked: Mapping[str, int]) -> bool:
         """Whether any layout of the arena holds what is live and `asked`: an exhaustive answer while no page is fixed."""
         live = [int(self.shadow.bound[band.name].sum()) for band in self.bands]
@@ -181,9 +177,9 @@ class World:
     def take(
         self, *, pages: int = 0, state_slots: int = 0, bands: Mapping[str, BandTake] | None = None
     ) -> Handed | None:
-        """Take on every rank; `None` if refused, as it must be exactly when no layout holds it or virtual pages run out."""
+        """Take on every rank; `None` if refused, as it must be exactly when no layout holds it: ids never run out before bytes."""
         asked = self.units_asked(pages, state_slots, bands)
-        fits = self.ask(asked) and pages <= self.free_ids()
+        fits = self.ask(asked)
         before = [rank.fingerprint() for rank in self.ranks]
         figures = self.figures()
         answers = self.on_each(

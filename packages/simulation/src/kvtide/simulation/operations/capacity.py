@@ -104,8 +104,7 @@ class FillArena:
         if handed is None:
             raise CheckFailedError("capacity_answer", f"{most} pages fit, and {pages} are refused")
         world.append_pages(request, handed.pages)
-        has_no_id = most == world.free_ids() + pages
-        return "filled, out of virtual pages" if has_no_id and bands is not None else f"filled, {handed.how}"
+        return f"filled{'' if bands is None else ' thinly'}, {handed.how}"
 
     @staticmethod
     def _bands(world: World, number: int) -> dict[str, BandTake] | None:
@@ -177,7 +176,7 @@ def _end_everything(world: World, rank: Rank, clone: ChainAllocator) -> None:
 
 def _most_pages(world: World, bands: Mapping[str, BandTake] | None) -> int:
     """The most virtual pages, bound where `bands` says, that fit now."""
-    fits, fails = 0, world.free_ids() + 1
+    fits, fails = 0, len(world.minted) + 1
     while fails - fits > 1:
         pages = (fits + fails) // 2
         if world.ask(world.units_asked(pages, 0, bands)):
