@@ -17,8 +17,8 @@ from kvtide.simulation import (
     run_seed,
 )
 
-SEEDS = range(60)
-ACTIONS = 150
+SEEDS = range(80)
+ACTIONS = 200
 
 MET = {
     ("abort", "with work queued"),
@@ -34,12 +34,13 @@ MET = {
     ("ensure capacity", "refused"),
     ("fill", "filled, moved"),
     ("fill", "filled thinly, moved"),
-    ("fill", "filled, settled"),
     ("finish", "under three forwards"),
     ("finish", "under two forwards, in the open batch"),
     ("fork", "copied, under a forward"),
     ("launch", "launched, pages asked for meanwhile"),
     ("launch", "launched, writes unknown"),
+    ("pass time", "the forward is over"),
+    ("pass time", "the forward still runs"),
     ("process", "processed, 2 left in flight"),
     ("rebind", "settled"),
     ("rest", "with requests"),
@@ -61,6 +62,7 @@ MET = {
             "a free of a masked row",
             "a free of one unit twice",
             "a free of the sink",
+            "a free of what a load has reserved",
             "a free of what is not bound",
             "a free past the last id",
             "a take for a page never minted",

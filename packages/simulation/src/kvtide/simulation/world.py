@@ -300,7 +300,8 @@ class World:
             self.shadow.write(each.band, each.written, each.mask, each.numbers)
         writes: dict[str, IntArray | None] = {each.band.name: each.written for each in work.bands}
         writes |= dict.fromkeys(band.name for band in unknown)
-        for rank in self.ranks:
+
+        def launch_on(rank: Rank) -> None:
             record = rank.steps.forward_launched()
             if while_open is not None:
                 while_open(rank)
@@ -314,6 +315,8 @@ class World:
             )
             for take in self.batch.takes:
                 rank.chain.written(take.taken[rank.place])
+
+        self.on_each("launch", launch_on)
         for entry in entries:
             entry.request.length = entry.end
         self.flying.append(tuple(entry.request for entry in entries))
@@ -324,8 +327,8 @@ class World:
         """Give the open batch up, perhaps after its launch, perhaps after its metadata phase was queued; its debts are paid."""
         if is_launched:
             work = plan_forward(self.bands, self.shadow, self.batch.entries)
-            for rank in self.ranks:
-                scheduler.abort(rank, rank.steps.forward_launched(), work if has_metadata else None)
+            queued = work if has_metadata else None
+            self.on_each("abort", lambda rank: scheduler.abort(rank, rank.steps.forward_launched(), queued))
         for take in self.batch.takes:
             self.on_each("pay_zero_debt", partial(_pay, take))
             for name, units in take.promised.items():

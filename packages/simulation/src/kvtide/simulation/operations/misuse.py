@@ -10,12 +10,16 @@ import numpy as np
 
 from kvtide.chain import BandTake, ChainError
 from kvtide.device import IntArray
+from kvtide.ledger import Reservation
 from kvtide.simulation.actions import Numbers
 from kvtide.simulation.bands import NONE, SimulatedBand
 from kvtide.simulation.failures import CheckFailedError
 from kvtide.simulation.operations.choices import one_of
 from kvtide.simulation.rank import Rank
 from kvtide.simulation.world import World
+
+_DRAWS = 8
+"""Before the operation is passed over."""
 
 
 class Misuse:
@@ -25,8 +29,13 @@ class Misuse:
     weight = 6
 
     def generate(self, rng: random.Random, world: World) -> Numbers | None:
-        """Which mistake, in which band, with which unit."""
-        return {"kind": rng.randrange(len(_KINDS)), "band": rng.randrange(8), "pick": rng.randrange(256)}
+        """Which mistake, in which band, with which unit; one that can be made now."""
+        for _ in range(_DRAWS):
+            kind, band, pick = rng.randrange(len(_KINDS)), rng.randrange(8), rng.randrange(256)
+            make = one_of(list(_KINDS.values()), kind)
+            if make(_Mistake(world, one_of(world.bands, band), pick)) is not None:
+                return {"kind": kind, "band": band, "pick": pick}
+        return None
 
     def apply(self, world: World, numbers: Numbers) -> str:
         """Make it, where the state of things lets one make it."""
@@ -93,6 +102,23 @@ def _masked(at: _Mistake) -> Call | None:
 def _out_of_range(at: _Mistake) -> Call | None:
     """Past the last id."""
     return _free(at.band, np.array([at.band.id_count + at.pick], np.int64))
+
+
+def _reserved(at: _Mistake) -> Call | None:
+    """What a load has reserved, beside what it has not."""
+    held = at.world.held(at.band)
+    if not len(held):
+        return None
+
+    def free_under_a_reservation(rank: Rank) -> object:
+        ledger, load = rank.chain.ledger(at.band.name), Reservation("a load")
+        ledger.fix(load, rank.chain.physical_units(at.band.name, held[[at.pick % len(held)]]))
+        try:
+            return _free(at.band, held)(rank)
+        finally:
+            ledger.unfix(load)
+
+    return free_under_a_reservation
 
 
 def _still_held_by_a_window(at: _Mistake) -> Call | None:
@@ -163,6 +189,7 @@ _KINDS: dict[str, Callable[[_Mistake], Call | None]] = {
     "a free of the sink": _sink,
     "a free of a masked row": _masked,
     "a free past the last id": _out_of_range,
+    "a free of what a load has reserved": _reserved,
     "a free before the windows": _still_held_by_a_window,
     "a take of what is bound": _bound_already,
     "a take for a page never minted": _never_minted,

@@ -11,18 +11,23 @@ from kvtide.simulation.world import World
 
 
 class PassTime:
-    """Some of what is queued on one rank runs; the others know nothing of it."""
+    """Some of what is queued on one rank runs, or its host learns how far it is; the others know nothing of it."""
 
     name = "pass time"
     weight = 6
 
     def generate(self, rng: random.Random, world: World) -> Numbers | None:
-        """Which rank, and how many pieces of work; 0 for all."""
-        return {"rank": rng.randrange(2), "work": rng.choice((0, 1, 2, 5))}
+        """Which rank, and how many pieces of work; 0 for all. Or whether it only asks for the oldest forward."""
+        return {"rank": rng.randrange(2), "work": rng.choice((0, 1, 2, 5)), "asks": rng.choice((0, 0, 1))}
 
     def apply(self, world: World, numbers: Numbers) -> str:
-        """Run ready streams in turn."""
-        device = one_of(world.ranks, numbers["rank"]).device
+        """Run ready streams in turn, or query an event; that one was reached may save a wait and change no choice (D5)."""
+        rank = one_of(world.ranks, numbers["rank"])
+        device = rank.device
+        if numbers["asks"] and rank.flying:
+            return (
+                "the forward is over" if device.query_event(rank.flying[0].end) else "the forward still runs"
+            )
         if not numbers["work"]:
             device.run_all()
             return "all"
