@@ -380,7 +380,7 @@ def _comparable(answer: object) -> Any:
     if isinstance(answer, Taken):
         return ("taken", answer.pages.tolist(), answer.state_slots.tolist())
     if isinstance(answer, TakeRefusal):
-        return str(answer)
+        return answer.rule, answer.bands
     return answer.tolist() if isinstance(answer, np.ndarray) else answer
 
 
