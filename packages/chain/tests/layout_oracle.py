@@ -76,7 +76,7 @@ def arena(
         limit = None if page_counts is None else page_counts[place]
         bands.append(
             BandLayout(
-            kind=SubPoolKind.WINDOW,
+                kind=SubPoolKind.WINDOW,
                 name=f"band {place}",
                 growth=growth,
                 unit_bytes=unit,

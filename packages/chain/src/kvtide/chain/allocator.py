@@ -37,7 +37,7 @@ from kvtide.chain.refusal import TakeRefusal, refusal_of
 from kvtide.chain.relief import Relief, Spans, TransferWaiter
 from kvtide.chain.snapshot import reclaimed_snapshot
 from kvtide.chain.statistics import ChainStatistics, band_statistics
-from kvtide.chain.takes import BandTake, Taken, ZeroDebts, asked_of_bands
+from kvtide.chain.takes import BandTake, Owed, Taken, ZeroDebts, asked_of_bands
 from kvtide.chain.units import Units, some, units_of
 from kvtide.chain.uses import ChainUses
 from kvtide.device import Device, IntArray, Mirror
@@ -153,7 +153,7 @@ class ChainAllocator:
         if isinstance(spans, TakeRefusal):
             return spans
         minted, slots = units_of(self._pages.mint(pages)), units_of(self._slots.mint(state_slots))
-        debt: dict[str, IntArray] = {}
+        debt: dict[str, Owed] = {}
         for band, ratio, ask, span in zip(self._bands, self._bands.ratios, asked, spans, strict=True):
             if not ask.unit_count:
                 continue
@@ -163,9 +163,10 @@ class ChainAllocator:
             if ratio:
                 self._pages.bound(virtual.ids, ratio)
             if unwritten is not None and len(unwritten) < ask.unit_count:
-                debt[band.layout.name] = np.delete(virtual.ids, unwritten) if len(unwritten) else virtual.ids
-        taken = Taken(minted.ids, slots.ids, debt)
-        self._debts.open(taken)
+                debt[band.layout.name] = Owed(virtual.ids, unwritten)
+        taken = Taken(minted.ids, slots.ids)
+        if debt:
+            self._debts.open(taken, debt)
         return taken
 
     def units_fit(self, units: Mapping[str, int]) -> bool:
@@ -219,9 +220,9 @@ class ChainAllocator:
         What was queued of an aborted launch must be ordered before: the schedule stream has waited for it.
         """
         self.steps.check_pages_may_change("zeroing")
-        for name, virtual in self._debts.close(taken).items():
+        for name, owed in self._debts.close(taken).items():
             band = self._bands[name]
-            band.zero(band.ids.physical(units_of(virtual)))
+            band.zero(band.ids.physical(units_of(owed.units())))
 
     def forward_recorded(self, forward: RecordedForward, writes: Mapping[str, IntArray | None]) -> None:
         """What a recorded forward writes, by band, as virtual (sub-)pages and slots; `None` where it is unknown (row L7).
