@@ -47,17 +47,15 @@ class Band(BandUnits):
         self.ids.bind(virtual, taken)
         self.live_count += count
         self.epoch += 1
-        units = taken.ids
-        zeroed = units if unwritten is None else units[unwritten]
-        is_clear = self.usage.is_clear
-        if not is_clear:
-            # What the forward writes whole needs no more than the forward does; its stream stands behind this one.
-            self._clear(Consumer.FORWARD, units)
-        self._zero(zeroed, is_clear)
+        self._zero_taken(taken.ids, unwritten)
 
     def zero(self, units: IntArray) -> None:
         """Zero physical units, behind whatever may still touch them."""
-        self._zero(units, self.usage.is_clear)
+        if len(units):
+            if not self.usage.is_clear:
+                self._clear(Consumer.ZERO, units)
+            self._device.zero_units(self._device.schedule_stream, self._grid, units)
+            self.zeroed_count += len(units)
 
     def free(self, virtual: Units, units: Units) -> None:
         """Unbind virtual ids from their units at once; the units pend while a recorded forward may touch them.
@@ -170,12 +168,14 @@ class Band(BandUnits):
         self.epoch += 1
         self._holes.add(units_of(units))
 
-    def _zero(self, units: IntArray, is_clear: bool) -> None:
-        if len(units):
-            if not is_clear:
-                self._clear(Consumer.ZERO, units)
-            self._device.zero_units(self._device.schedule_stream, self._grid, units)
-            self.zeroed_count += len(units)
+    def _zero_taken(self, units: IntArray, unwritten: IntArray | None) -> None:
+        """Zero what a take hands out at the places `unwritten`; the rest the forward writes, whose stream stands behind this one."""
+        if unwritten is None:
+            self.zero(units)
+            return
+        if not self.usage.is_clear and len(unwritten) < len(units):
+            self._clear(Consumer.FORWARD, np.delete(units, unwritten))
+        self.zero(units[unwritten])
 
     def _take_holes(self, unit_count: int) -> IntArray:
         """The best holes: those that make nobody wait for an unretired forward first, then nearest the anchor."""
