@@ -8,11 +8,11 @@ import numpy as np
 
 from kvtide.chain import ChainAllocator
 
-_SHARED = ("_device", "_mirror", "_checks", "layout", "_grid", "grid")
+_SHARED = ("_device", "_mirror", "_checks", "layout", "_grid", "grid", "_snapshot", "_epoch")
 
 
 def books_of(chain: ChainAllocator) -> object:
-    """All of its state, deep; devices, mirrors and grids left out."""
+    """All of its state, deep; devices, mirrors, grids and the snapshot that is kept left out."""
     return _plain(chain, {})
 
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from kvtide.chain.pricing import BandSnapshot, ChainSnapshot, Rearrangement
-from kvtide.plan import ArenaLayout, BandLayout, PageSpan, growths
+from kvtide.plan import ArenaLayout, BandLayout, PageSpan, SubPoolKind, growths
 
 Extent = tuple[int, int]
 Cost = tuple[int, int]
@@ -76,6 +76,7 @@ def arena(
         limit = None if page_counts is None else page_counts[place]
         bands.append(
             BandLayout(
+                kind=SubPoolKind.WINDOW,
                 name=f"band {place}",
                 growth=growth,
                 unit_bytes=unit,

@@ -31,7 +31,7 @@ def test_holes_come_out_nearest_the_anchor_whatever_went_before(
     holes, model = HoleSet(PAGES, from_high_end=from_high_end), set[int]()
     for _ in range(data.draw(st.integers(1, 12))):
         action = data.draw(
-            st.sampled_from(["add few", "add many", "add run", "take", "remove", "remove outside", "clone"])
+            st.sampled_from(["add few", "add many", "add run", "take", "remove", "clear", "clone"])
         )
         if action.startswith("add"):
             if action == "add run":
@@ -53,11 +53,12 @@ def test_holes_come_out_nearest_the_anchor_whatever_went_before(
             gone = data.draw(st.lists(st.sampled_from(sorted(model)), unique=True, max_size=20))
             holes.remove(units_of(np.array(gone, np.int64)))
             model.difference_update(gone)
-        elif action == "remove outside":
+        elif action == "clear":
             first = data.draw(st.integers(0, PAGES))
             end = data.draw(st.integers(first, PAGES))
-            holes.remove_outside(first, end)
-            model &= set(range(first, end))
+            assert holes.within(first, end).tolist() == sorted(model & set(range(first, end)))
+            holes.clear(first, end)
+            model -= set(range(first, end))
         elif action == "clone":
             holes, original = holes.clone(), holes
             original.take(len(original))

@@ -179,7 +179,7 @@ def test_an_estimate_read_inside_a_decision_raises_where_checks_are_strict() -> 
     for level, raises in ((CheckLevel.OFF, False), (CheckLevel.WARN, False), (CheckLevel.STRICT, True)):
         device = NumpyDevice(layout.arena_bytes, byte_work=False)
         mirrors = device.create_mirrors({f"ids:{band.name}": layout.id_count(band) for band in layout.bands})
-        chain = ChainAllocator(layout, device, mirrors, ForwardSteps(), InvariantChecks(level))
+        chain = ChainAllocator(layout, device, mirrors, ForwardSteps(), checks=InvariantChecks(level))
         reads = (
             chain.available_size,
             chain.full_available_size,

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvtide.arena import RoutedKVCache, TensorDevice
-from kvtide.chain import BandTake, ChainAllocator, TakeRefusal
+from kvtide.chain import BandTake, ChainAllocator, Taken, TakeRefusal
 from kvtide.device import IntArray, UnitGrid
 from kvtide.ledger import ForwardSteps, InvariantError, LaunchRecord
 from kvtide.plan import ArenaLayout, KVStoragePlan, SubPoolKind
@@ -129,12 +129,13 @@ class KVStorage:
         self._check_step(rows, counts)
         starts = self.requests.lengths[rows]
         ends = starts + counts
-        taken = None
+        taken: Taken | None = None
         new_pages = np.maximum(0, -(-ends // self.plan.page_tokens) - self.requests.page_counts[rows])
         if self.plan.owner is not None and new_pages.any():
-            taken = self.chain.take(pages=int(new_pages.sum()), bands=self._page_takes(new_pages, ends))
-            if isinstance(taken, TakeRefusal):
-                return taken
+            answer = self.chain.take(pages=int(new_pages.sum()), bands=self._page_takes(new_pages, ends))
+            if isinstance(answer, TakeRefusal):
+                return answer
+            taken = answer
             self.requests.append(rows, new_pages, taken.pages)
         self.requests.prepared[rows] = ends
         return PreparedStep(rows, counts, starts, self.requests.generations[rows], taken)

@@ -11,11 +11,8 @@
 | `free_pages`, `free_state_slots` | units are given up | – | nothing |
 
 A take names virtual pages to mint, which (sub-)pages of them and of older ones each window binds, and state slots. It is planned
-whole, on counts alone, and either refused with nothing changed or committed by a half that cannot fail:
-
-1. in place, if every band finds its units among its free ones and in the gap it grows into;
-2. packed, if some layout of the arena holds everything: the schedule stream waits the forwards in flight, ends are compacted,
-   floats relocated, and then each band takes in place.
+whole, on counts alone, and either refused with nothing changed or committed by a half that cannot fail: in place, if every band finds its units among its free ones and in the gap it grows into; otherwise by relief, which moves as few
+bytes as serve, if any layout that can be reached holds everything (`kvtide.chain.relief`).
 
 With a full-attention band, the *owner*, a virtual page is bound there from mint to free, windows release it first, and it returns
 with the owner's free. Without one it returns once no band binds any of it.
@@ -29,7 +26,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 
 import numpy as np
-import structlog
 
 from kvtide.chain.band import Band, FloatBand
 from kvtide.chain.chain_bands import ChainBands, sub_pages
@@ -38,10 +34,12 @@ from kvtide.chain.errors import ChainError
 from kvtide.chain.estimates import Estimates
 from kvtide.chain.id_space import IdSpace, VirtualPages
 from kvtide.chain.refusal import TakeRefusal, refusal_of
-from kvtide.chain.room import Spans, packed_spans, rearrange, spans_in_place
+from kvtide.chain.relief import Relief, Spans, TransferWaiter
+from kvtide.chain.snapshot import reclaimed_snapshot
 from kvtide.chain.statistics import ChainStatistics, band_statistics
-from kvtide.chain.takes import BandTake, Taken, ZeroDebts, asked_of_bands
+from kvtide.chain.takes import BandTake, Owed, Taken, ZeroDebts, asked_of_bands
 from kvtide.chain.units import Units, some, units_of
+from kvtide.chain.uses import ChainUses
 from kvtide.device import Device, IntArray, Mirror
 from kvtide.ledger import (
     CheckLevel,
@@ -53,9 +51,10 @@ from kvtide.ledger import (
     RecordedForward,
     clone_of,
 )
-from kvtide.plan import ArenaLayout, Growth, PageSpan, pack
+from kvtide.plan import ArenaLayout, Growth, PageSpan
 
-log = structlog.get_logger(__name__)
+MAX_FLUSH_MOVES = 4096
+"""Units that an opportunistic flush moves in a band at most, unless it is told otherwise."""
 
 _NO_CHECKS = InvariantChecks(CheckLevel.OFF)
 
@@ -73,9 +72,15 @@ class ChainAllocator:
         device: Device,
         mirrors: Mapping[str, Mirror],
         steps: ForwardSteps,
+        *,
         checks: InvariantChecks = _NO_CHECKS,
+        wait_for_transfers: TransferWaiter | None = None,
     ) -> None:
-        """Empty bands over `layout`, with `mirrors["ids:BAND"]` for each id table; zeroes the sinks."""
+        """Empty bands over `layout`, with `mirrors["ids:BAND"]` for each id table; zeroes the sinks.
+
+        Without `wait_for_transfers`, what a transfer touches stays where it is until it is over, and a take that would need it is
+        refused; with it the host waits there, where no layout goes around transfers.
+        """
         self.layout = layout
         self.steps = steps
         """The forwards that the bands follow."""
@@ -100,13 +105,15 @@ class ChainAllocator:
         self._slots = IdSpace(0, state.layout.capacity_pages if state is not None else 0)
         self._debts = ZeroDebts()
         self._estimates = Estimates(self._bands, self._pages, checks)
-        self._rearrangement_count = 0
+        self._wait_for_transfers = wait_for_transfers
+        self._relief = Relief(self._bands, self._fences, device, steps, wait_for_transfers)
+        self.uses = ChainUses(self._bands)
+        """Copies, transfers, reservations and holds of its units."""
 
     def clone(self, device: Device, mirrors: Mapping[str, Mirror]) -> ChainAllocator:
         """The same chain over another device's bytes and mirrors, which goes its own way from here (row C13).
 
-        Its `steps` are a clone too. Signals and events are shared, so what ends a use here is known there. Costs a copy of the id
-        tables and books.
+        Its `steps` are a clone too; signals and events are shared. Costs a copy of the id tables and books.
         """
         steps = self.steps.clone()
         fences = self._fences.clone(steps)
@@ -125,6 +132,8 @@ class ChainAllocator:
             _slots=self._slots.clone(),
             _debts=self._debts.clone(),
             _estimates=Estimates(bands, pages, self._checks),
+            _relief=Relief(bands, fences, device, steps, self._wait_for_transfers),
+            uses=ChainUses(bands),
         )
 
     # ── takes ──
@@ -144,7 +153,7 @@ class ChainAllocator:
         if isinstance(spans, TakeRefusal):
             return spans
         minted, slots = units_of(self._pages.mint(pages)), units_of(self._slots.mint(state_slots))
-        debt: dict[str, IntArray] = {}
+        debt: dict[str, Owed] = {}
         for band, ratio, ask, span in zip(self._bands, self._bands.ratios, asked, spans, strict=True):
             if not ask.unit_count:
                 continue
@@ -154,20 +163,50 @@ class ChainAllocator:
             if ratio:
                 self._pages.bound(virtual.ids, ratio)
             if unwritten is not None and len(unwritten) < ask.unit_count:
-                debt[band.layout.name] = np.delete(virtual.ids, unwritten) if len(unwritten) else virtual.ids
-        taken = Taken(minted.ids, slots.ids, debt)
-        self._debts.open(taken)
+                debt[band.layout.name] = Owed(virtual.ids, unwritten)
+        taken = Taken(minted.ids, slots.ids)
+        if debt:
+            self._debts.open(taken, debt)
         return taken
 
     def units_fit(self, units: Mapping[str, int]) -> bool:
         """Whether a take of so many units by band would be served now (C5); bands left out take none."""
-        return self._packs(self._counts(units))
+        return self._relief.fits(self._counts(units))
+
+    def admits(self, units: Mapping[str, int], evictable: Mapping[str, int]) -> bool:
+        """Whether a take of so many units would be served once `evictable` units, by band, had been freed: admission's question.
+
+        Raises `ChainError` for more evictable units than a band holds beside its fixed ones.
+        """
+        snapshot = reclaimed_snapshot(self._relief.snapshot(), self._counts(evictable))
+        return self._relief.fits(self._counts(units), snapshot)
+
+    def fits_after_frees(self, units: Mapping[str, int], freed: Mapping[str, int]) -> bool:
+        """The same, as an eviction asks it: whether the victims chosen so far, `freed` units by band, are enough to stop."""
+        return self.admits(units, freed)
+
+    def prealloc_fits(self, units: Mapping[str, int], held_back: Mapping[str, int]) -> bool:
+        """Whether a take would be served and leave room for `held_back` units by band, which pending work was promised (T8)."""
+        beside = self._counts(held_back)
+        return self._relief.fits([ask + more for ask, more in zip(self._counts(units), beside, strict=True)])
 
     def ensure_capacity(self, units: Mapping[str, int]) -> TakeRefusal | None:
         """Rearrange now, if needed, so that a take of so many units by band is served in place; refused, nothing has changed."""
         self.steps.check_pages_may_change("ensure_capacity")
         made = self._make_room(self._counts(units))
         return made if isinstance(made, TakeRefusal) else None
+
+    def flush_opportunistic(self, max_moves: int = MAX_FLUSH_MOVES) -> int:
+        """Close holes while there is nothing better to do; how many units moved, `max_moves` a band at most.
+
+        It never waits for an unretired forward and never moves what somebody holds; the schedule stream may wait for copies.
+        """
+        self.steps.check_pages_may_change("a flush")
+        return sum(
+            band.flush_opportunistic(max_moves)
+            for band in self._bands
+            if band.layout.growth is not Growth.FLOAT
+        )
 
     # ── what forwards do to units ──
 
@@ -181,9 +220,9 @@ class ChainAllocator:
         What was queued of an aborted launch must be ordered before: the schedule stream has waited for it.
         """
         self.steps.check_pages_may_change("zeroing")
-        for name, virtual in self._debts.close(taken).items():
+        for name, owed in self._debts.close(taken).items():
             band = self._bands[name]
-            band.zero(band.ids.physical(units_of(virtual)))
+            band.zero(band.ids.physical(units_of(owed.units())))
 
     def forward_recorded(self, forward: RecordedForward, writes: Mapping[str, IntArray | None]) -> None:
         """What a recorded forward writes, by band, as virtual (sub-)pages and slots; `None` where it is unknown (row L7).
@@ -274,7 +313,7 @@ class ChainAllocator:
             arena_bytes=self.layout.arena_bytes - self.layout.prefix_bytes,
             free_page_ids=self._pages.free_count,
             owed_units=self._debts.unit_count,
-            rearrangements=self._rearrangement_count,
+            rearrangements=self._relief.rearrangement_count,
         )
 
     def verify_byte_accounting(self) -> None:
@@ -293,6 +332,7 @@ class ChainAllocator:
                     "a band grew into its neighbour",
                 )
             edge_byte, edge_name = end_byte, f"band {name!r}"
+        self._relief.verify()
         self.steps.check_idle(sum(len(band.pending) for band in self._bands))
 
     # ── estimates: for logs, metrics and error text (C9) ──
@@ -326,25 +366,10 @@ class ChainAllocator:
 
     def _make_room(self, asked: Sequence[int]) -> Spans | TakeRefusal:
         """Where each band is to stand for what it is asked for, units having moved if they must; or why that cannot be."""
-        spans = spans_in_place(self._bands, asked)
-        if spans is not None:
-            return spans
-        targets = packed_spans(self._bands, asked)
-        if targets is None:
-            return refusal_of(self._bands, asked, "no layout of the arena holds the take")
-        moved_before = sum(band.moved_count for band in self._bands)
-        rearrange(self._bands, targets, self._device, self.steps)
-        self._rearrangement_count += 1
-        log.info(
-            "chain.rearranged",
-            units_moved=sum(band.moved_count for band in self._bands) - moved_before,
-            asked=dict(zip(self._bands.names, asked, strict=True)),
+        made = self._relief.make_room(asked)
+        return (
+            refusal_of(self._bands, asked, "no layout of the arena holds the take") if made is None else made
         )
-        return [(target.first_page, target.end_page) for target in targets]
-
-    def _packs(self, asked: Sequence[int]) -> bool:
-        held = [band.live_count + units for band, units in zip(self._bands, asked, strict=True)]
-        return pack(self.layout, held) is not None
 
     def _counts(self, units: Mapping[str, int]) -> list[int]:
         for name, count in units.items():

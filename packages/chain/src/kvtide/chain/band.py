@@ -4,10 +4,6 @@
     grow-down end              ← [first_page ………… page_count)  anchored at its highest page
     float                ← [first_page ………… end_page) →        anchored nowhere, placed when first needed
 
-Every unit of the *span* is live, a hole, pending (freed, but a forward may still touch it) or vacated (moved away from, but
-somebody may still read it). A free at an open side of the span gives the bytes back at once, fenced while anybody uses them;
-anywhere else it leaves a hole, which the next take uses first.
-
 A band decides nothing about room: the chain hands it a span that holds what it is asked for. It decides which units, and queues
 on the schedule stream the waits that the ledger asks for. Nothing here waits on the host.
 """
@@ -16,93 +12,22 @@ from __future__ import annotations
 
 import numpy as np
 
-from kvtide.chain.hole_set import HoleSet
-from kvtide.chain.id_space import MASKED, SINK, UnitIds
-from kvtide.chain.units import NO_UNITS, Units, bounds, joined, run_of, units_of
-from kvtide.device import Device, IntArray, Mirror, UnitGrid
+from kvtide.chain.band_units import BandUnits
+from kvtide.chain.units import NO_UNITS, Units, joined, run_of, units_of
+from kvtide.device import IntArray
 from kvtide.ledger import (
     Consumer,
-    FencedBytes,
-    ForwardSteps,
     InvariantError,
-    PageUsage,
-    PendingPages,
     choose_holes,
     clearance,
-    clone_of,
     queue_stream_waits,
 )
-from kvtide.plan import BandLayout, Growth, PageSpan
 
 _NONE = Units(NO_UNITS, NO_UNITS)
 
 
-class Band:
+class Band(BandUnits):
     """An end of the chain. The chain allocator is the only one that mutates it."""
-
-    def __init__(
-        self,
-        layout: BandLayout,
-        mirror: Mirror,
-        device: Device,
-        fences: FencedBytes,
-        steps: ForwardSteps,
-    ) -> None:
-        """An empty band whose virtual ids are the entries of `mirror`; zeroes its sink."""
-        self.layout = layout
-        self._grows_down = layout.growth is Growth.DOWN
-        self._opens_below = layout.growth is not Growth.UP
-        self._opens_above = layout.growth is not Growth.DOWN
-        self.ids = UnitIds(layout.page_count, SINK if layout.has_sink else MASKED, mirror)
-        self.pending = PendingPages()
-        """Freed units that a forward may still touch."""
-        self.first_page = self.end_page = self._anchor
-        """The span: units from the lowest to the highest that is not given back."""
-        self.live_count = 0
-        """Units in use."""
-        self.moved_count = self.zeroed_count = self.settle_count = 0
-        """Since the start: units moved, units zeroed on hand-out, waits queued for pending units."""
-        self._device = device
-        self._steps = steps
-        self._grid = UnitGrid(layout.origin_bytes, layout.unit_bytes)
-        self.usage = PageUsage(steps, layout.page_count, name=layout.name, grid=self._grid, fences=fences)
-        """The band's ledger."""
-        self._holes = HoleSet(layout.page_count, from_high_end=self._grows_down)
-        if layout.has_sink:
-            device.zero_units(device.schedule_stream, self._grid, np.zeros(1, np.int64))
-
-    def clone(self, device: Device, mirror: Mirror, fences: FencedBytes, steps: ForwardSteps) -> Band:
-        """The same band over other bytes, which goes its own way (row C13)."""
-        return clone_of(
-            self,
-            ids=self.ids.clone(mirror),
-            pending=self.pending.clone(),
-            usage=self.usage.clone(steps, fences),
-            _device=device,
-            _steps=steps,
-            _holes=self._holes.clone(),
-        )
-
-    # ── questions ──
-
-    @property
-    def span(self) -> PageSpan:
-        """Where the band stands."""
-        return PageSpan(first_page=self.first_page, end_page=self.end_page)
-
-    @property
-    def hole_count(self) -> int:
-        """Free units inside the span that nothing but a copy or transfer may still touch."""
-        return len(self._holes)
-
-    @property
-    def free_count(self) -> int:
-        """Units that a take can have without the band growing: holes, then pending units."""
-        return len(self._holes) + len(self.pending)
-
-    def live_pages(self) -> IntArray:
-        """Physical units in use, ascending."""
-        return self.ids.bound_in(self.first_page, self.end_page)
 
     # ── takes and frees ──
 
@@ -121,17 +46,16 @@ class Band:
             taken = joined(taken, self._grow_to(*span))
         self.ids.bind(virtual, taken)
         self.live_count += count
-        units = taken.ids
-        zeroed = units if unwritten is None else units[unwritten]
-        is_clear = self.usage.is_clear
-        if not is_clear:
-            # What the forward writes whole needs no more than the forward does; its stream stands behind this one.
-            self._clear(Consumer.FORWARD, units)
-        self._zero(zeroed, is_clear)
+        self.epoch += 1
+        self._zero_taken(taken.ids, unwritten)
 
     def zero(self, units: IntArray) -> None:
         """Zero physical units, behind whatever may still touch them."""
-        self._zero(units, self.usage.is_clear)
+        if len(units):
+            if not self.usage.is_clear:
+                self._clear(Consumer.ZERO, units)
+            self._device.zero_units(self._device.schedule_stream, self._grid, units)
+            self.zeroed_count += len(units)
 
     def free(self, virtual: Units, units: Units) -> None:
         """Unbind virtual ids from their units at once; the units pend while a recorded forward may touch them.
@@ -140,11 +64,16 @@ class Band:
         """
         self.ids.unbind(virtual, units)
         self.live_count -= len(units.ids)
-        newest = self._steps.newest_recorded
-        if newest is not None:
-            self.pending.add(units.ids, newest)
-        else:
-            self._add_holes(units)
+        self.epoch += 1
+        self._let_go(self._without_withheld(units))
+
+    def release_withheld(self) -> None:
+        """Let go of the free units that are no longer fixed or under a transfer: a use, a reservation, a quarantine is over."""
+        self._collect_vacated()
+        if len(self._withheld):
+            units, self._withheld = self._withheld, NO_UNITS
+            self.epoch += 1
+            self._let_go(self._without_withheld(units_of(units)))
 
     def release_pending_through(self, forward: int) -> None:
         """Make holes of the units that waited for `forward`, which has been processed, or for one before it."""
@@ -165,26 +94,61 @@ class Band:
     # ── moves ──
 
     def pack_into(self, first_page: int, end_page: int) -> None:
-        """Make `[first_page, end_page)` the span: live units outside move to free ones inside, the rest of it is holes.
+        """Make `[first_page, end_page)` the span: live units outside move to free ones inside, which leaves the rest of it holes.
 
-        The caller has cleared the span of other bands and of pending units. Sources and targets are disjoint, so the copies need
-        no order among themselves; what moves is behind its writers, where it goes behind its readers.
+        The caller has cleared the span of other bands, and the band of pending units. Units that stay lie inside. Sources and
+        targets are disjoint, so the copies need no order among themselves; what moves is behind its writers, where it goes behind
+        its readers. The schedule stream waits, the host does not.
         """
+        old_first, old_end = self.first_page, self.end_page
         live = self.live_pages()
-        outside = live[(live < first_page) | (live >= end_page)]
-        self._holes.remove_outside(first_page, end_page)
-        self._holes.add(run_of(first_page, min(self.first_page, end_page)))
-        self._holes.add(run_of(max(self.end_page, first_page), end_page))
-        beyond = np.concatenate(
+        low, high = np.searchsorted(live, (first_page, end_page)).tolist()
+        outside = np.concatenate([live[:low], live[high:]])
+        room = np.concatenate(
             [
-                np.arange(self.first_page, min(first_page, self.end_page)),
-                np.arange(max(end_page, self.first_page), self.end_page),
+                np.arange(first_page, min(old_first, end_page)),
+                self._holes.within(max(first_page, old_first), min(end_page, old_end)),
+                np.arange(max(old_end, first_page), end_page),
             ]
         )
+        self._holes.clear(old_first, old_end)
         if len(outside):
-            self._move(units_of(outside), units_of(np.sort(self._holes.take(len(outside)))))
-        self.usage.fence(beyond)
-        self.first_page, self.end_page = first_page, end_page
+            chosen = np.sort(self._best_of(room, len(outside)))
+            self._move(units_of(outside), units_of(chosen))
+            room = np.setdiff1d(room, chosen, assume_unique=True) if len(chosen) < len(room) else NO_UNITS
+        self._holes.add(units_of(room))
+        self._leave(first_page, end_page)
+
+    def flush_opportunistic(self, max_moves: int) -> int:
+        """Move at most `max_moves` of the outermost live units of an end into its innermost holes; how many moved.
+
+        It never waits for an unretired forward: it stops at a unit that one may write, at a fixed or held one, and at one that a
+        receive writes. A band with pending units, or with pages that await publication, is left alone.
+        """
+        if not len(self._holes) or len(self.pending) or self.usage.has_holds:
+            return 0
+        live = self.ids.outermost_bound(
+            self.first_page, self.end_page, max_moves + 1, from_high_end=self._opens_above
+        )
+        outermost = live if self._grows_down else live[::-1]
+        holes = self._clear_holes(min(max_moves, len(outermost)))
+        sources = outermost[: len(holes)]
+        inward = holes > sources if self._grows_down else holes < sources
+        count = len(inward) if inward.all() else int(np.argmin(inward))
+        stops = self.usage.stopping(sources[:count])
+        if stops.any():
+            count = int(np.argmax(stops))
+        if not count:
+            return 0
+        sources, targets = np.sort(sources[:count]), np.sort(holes[:count])
+        self._holes.remove(units_of(targets))
+        self._holes.add(units_of(self._move(units_of(sources), units_of(targets))))
+        stays = np.concatenate([outermost[count : count + 1], targets, self._withheld])
+        if self._grows_down:
+            self._leave(int(stays.min()), self.end_page)
+        else:
+            self._leave(self.first_page, int(stays.max()) + 1)
+        return count
 
     def copy(self, sources: IntArray, targets: IntArray) -> None:
         """Copy live units onto other live ones, behind every forward that may write either."""
@@ -192,29 +156,7 @@ class Band:
         self._clear(Consumer.SCHEDULE_COPY, targets)
         self._device.copy_units(self._device.schedule_stream, self._grid, sources, targets)
 
-    def verify_counts(self) -> None:
-        """Raise `InvariantError` unless every unit of the span is live, a hole, pending or vacated, and counted once (C11)."""
-        free = np.concatenate(
-            [self._holes.nearest(len(self._holes)), self.pending.pages(), self.usage.vacated_pages()]
-        )
-        live = self.live_pages()
-        units = np.concatenate([live, free])
-        if len(live) != self.live_count or not np.array_equal(
-            np.sort(units), np.arange(self.first_page, self.end_page)
-        ):
-            raise InvariantError(
-                "chain.units_counted_once",
-                f"band {self.layout.name!r} spans units [{self.first_page}, {self.end_page}): {len(live)} bound, "
-                f"{self.live_count} counted live, {len(self._holes)} holes, {len(self.pending)} pending",
-                "a unit was lost or counted twice",
-            )
-
     # ── helpers ──
-
-    @property
-    def _anchor(self) -> int:
-        """Where an empty span stands."""
-        return self.layout.page_count if self._grows_down else self.layout.first_page
 
     def _settle(self, unit_count: int) -> None:
         """Make holes of the oldest pending batches that cover `unit_count`; the schedule stream waits their forwards."""
@@ -223,17 +165,20 @@ class Band:
             self._device.wait_event(self._device.schedule_stream, event)
             self._steps.wait_queued(event)
             self.settle_count += 1
+        self.epoch += 1
         self._holes.add(units_of(units))
 
-    def _zero(self, units: IntArray, is_clear: bool) -> None:
-        if len(units):
-            if not is_clear:
-                self._clear(Consumer.ZERO, units)
-            self._device.zero_units(self._device.schedule_stream, self._grid, units)
-            self.zeroed_count += len(units)
+    def _zero_taken(self, units: IntArray, unwritten: IntArray | None) -> None:
+        """Zero what a take hands out at the places `unwritten`; the rest the forward writes, whose stream stands behind this one."""
+        if unwritten is None:
+            self.zero(units)
+            return
+        if not self.usage.is_clear and len(unwritten) < len(units):
+            self._clear(Consumer.FORWARD, np.delete(units, unwritten))
+        self.zero(units[unwritten])
 
     def _take_holes(self, unit_count: int) -> IntArray:
-        """The best holes: those that make nobody wait for an unretired forward or a transfer first, then nearest the anchor."""
+        """The best holes: those that make nobody wait for an unretired forward first, then nearest the anchor."""
         if not self.usage.steers_choice:
             return self._holes.take(unit_count)
         looked_at = 2 * unit_count
@@ -244,6 +189,22 @@ class Band:
             looked_at *= 4
         self._holes.remove(units_of(chosen.pages))
         return chosen.pages
+
+    def _best_of(self, room: IntArray, unit_count: int) -> IntArray:
+        """As `_take_holes`, of free units listed from the low end, for a move."""
+        if self._grows_down:
+            room = room[::-1]
+        if not self.usage.steers_choice:
+            return room[:unit_count]
+        return choose_holes(Consumer.SCHEDULE_COPY, self.usage, room, unit_count).pages
+
+    def _clear_holes(self, unit_count: int) -> IntArray:
+        """At most so many of the holes nearest the anchor, none of which makes a move wait for an unretired forward."""
+        holes = self._holes.nearest(unit_count)
+        if not self.usage.steers_choice:
+            return holes
+        chosen = choose_holes(Consumer.SCHEDULE_COPY, self.usage, holes, len(holes))
+        return chosen.pages[: chosen.clear_count]
 
     def _grow_to(self, first_page: int, end_page: int) -> Units:
         """Extend the span; the new units, nearest the anchor first."""
@@ -258,13 +219,14 @@ class Band:
         self.first_page, self.end_page = first_page, end_page
         return grown
 
-    def _move(self, sources: Units, targets: Units) -> None:
+    def _move(self, sources: Units, targets: Units) -> IntArray:
+        """Copy units and rebind what they hold; the sources that nobody reads any more."""
         self._wait_writers(sources.ids)
         self._clear(Consumer.SCHEDULE_COPY, targets.ids)
         self._device.copy_units(self._device.schedule_stream, self._grid, sources.ids, targets.ids)
         self.ids.move(sources, targets)
         self.moved_count += len(sources.ids)
-        self.usage.vacate(sources.ids, targets.ids)
+        return self.usage.vacate(sources.ids, targets.ids)
 
     def _wait_writers(self, units: IntArray) -> None:
         """The schedule stream waits for whatever may still write `units`."""
@@ -277,53 +239,15 @@ class Band:
 
     def _clear(self, consumer: Consumer, units: IntArray) -> None:
         """The schedule stream waits for what the ledger says `consumer` must wait for before it writes `units`."""
-        queue_stream_waits(
-            clearance(consumer, self.usage, units), self.usage, self._device, self._device.schedule_stream
-        )
-
-    def _collect_vacated(self) -> None:
-        self._add_holes(units_of(self.usage.take_ready_vacated()))
-
-    def _add_holes(self, units: Units) -> None:
-        if not len(units.ids):
-            return
-        if isinstance(units.where, slice) and self._leaves_at_once(*bounds(units.where)):
-            self.give_back(units)
-        else:
-            self._holes.add(units)
-        self._retreat()
-
-    def _leaves_at_once(self, low: int, high: int) -> bool:
-        """Let a run of free units leave the span if it lies at an open side; whether it did."""
-        if self._opens_below and low == self.first_page:
-            self.first_page = high + 1
-        elif self._opens_above and high == self.end_page - 1:
-            self.end_page = low
-        else:
-            return False
-        return True
-
-    def _retreat(self) -> None:
-        """Give back the holes at the open sides of the span."""
-        if self._opens_above:
-            run = self._holes.run_below(self.end_page, self.first_page)
-            if run:
-                self.end_page -= run
-                self._remove_and_give_back(run_of(self.end_page, self.end_page + run))
-        if self._opens_below:
-            run = self._holes.run_above(self.first_page, self.end_page)
-            if run:
-                self.first_page += run
-                self._remove_and_give_back(run_of(self.first_page - run, self.first_page))
-
-    def _remove_and_give_back(self, units: Units) -> None:
-        self._holes.remove(units)
-        self.give_back(units)
-
-    def give_back(self, units: Units) -> None:
-        """Note that free units have left the span, fenced while anybody uses them."""
-        if not self.usage.is_clear:
-            self.usage.fence(units.ids)
+        found = clearance(consumer, self.usage, units)
+        if found.host_waits or len(found.excluded):
+            raise InvariantError(
+                "band.plan_clears_transfers",
+                f"{consumer.value} of units of band {self.layout.name!r} meets transfers "
+                f"{[transfer.name for transfer in found.host_waits]} and {len(found.excluded)} fixed units",
+                "a plan extended into bytes that a transfer still touches, or a withheld unit was handed out",
+            )
+        queue_stream_waits(found, self.usage, self._device, self._device.schedule_stream)
 
 
 class FloatBand(Band):

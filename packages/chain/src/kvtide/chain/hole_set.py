@@ -17,7 +17,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from kvtide.chain.units import NO_UNITS, Index, Units, bounds, run_of, units_of
+from kvtide.chain.units import NO_UNITS, Index, Units, bounds, run_of
 from kvtide.device import IntArray
 from kvtide.ledger import clone_of
 
@@ -94,10 +94,25 @@ class HoleSet:
         self._reserve = self._reserve[self._bits[self._reserve]]
         self._page_count -= len(pages.ids)
 
-    def remove_outside(self, first_page: int, end_page: int) -> None:
-        """Remove every hole outside `[first_page, end_page)`; costs the holes, and a scan of their blocks."""
-        holes = self.nearest(self._page_count)
-        self.remove(units_of(holes[(holes < first_page) | (holes >= end_page)]))
+    def within(self, first_page: int, end_page: int) -> IntArray:
+        """The holes of `[first_page, end_page)`, ascending; looks at each page of the range."""
+        if first_page >= end_page:
+            return NO_UNITS
+        holes = self._bits[self._stretch(first_page, end_page)].nonzero()[0]
+        return (
+            self._last - (holes[::-1] + (self._last - end_page + 1))
+            if self._from_high_end
+            else holes + first_page
+        )
+
+    def clear(self, first_page: int, end_page: int) -> None:
+        """Remove the holes of `[first_page, end_page)`; looks at each page of the range."""
+        if first_page >= end_page:
+            return
+        stretch = self._stretch(first_page, end_page)
+        self._page_count -= int(np.count_nonzero(self._bits[stretch]))
+        self._bits[stretch] = False
+        self._reserve = self._reserve[self._bits[self._reserve]]
 
     def run_above(self, page: int, end_page: int) -> int:
         """Consecutive holes upward from `page`, within `[page, end_page)`."""
@@ -122,6 +137,12 @@ class HoleSet:
             return run_of(self._last - high, self._last - low + 1)
         distances = self._last - pages.ids
         return Units(distances, distances)
+
+    def _stretch(self, first_page: int, end_page: int) -> slice:
+        """Where the bits of a range lie."""
+        if self._from_high_end:
+            return slice(self._last - end_page + 1, self._last - first_page + 1)
+        return slice(first_page, end_page)
 
     def _extend_reserve(self, page_count: int) -> None:
         """Let the reserve reach on until it has `page_count` pages, or all."""

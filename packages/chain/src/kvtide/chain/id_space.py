@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from kvtide.chain.units import Units, units_of
+from kvtide.chain.units import NO_UNITS, Units, units_of
 from kvtide.device import IntArray, Mirror
 from kvtide.ledger import clone_of
 
@@ -79,6 +79,26 @@ class UnitIds:
     def bound_in(self, first_page: int, end_page: int) -> IntArray:
         """Physical ids of `[first_page, end_page)` that are bound, ascending."""
         return np.flatnonzero(self._virtual[first_page:end_page] >= 0) + first_page
+
+    def outermost_bound(self, first_page: int, end_page: int, count: int, *, from_high_end: bool) -> IntArray:
+        """The `count` bound ones of `[first_page, end_page)` at its high end, or its low one, and perhaps some more, ascending.
+
+        Looks at no more of the range than it needs, in pieces that grow.
+        """
+        parts: list[IntArray] = []
+        found, piece_pages = 0, max(256, 2 * count)
+        while found < count and first_page < end_page:
+            piece_pages = min(piece_pages, end_page - first_page)
+            if from_high_end:
+                parts.insert(0, self.bound_in(end_page - piece_pages, end_page))
+                end_page -= piece_pages
+                found += len(parts[0])
+            else:
+                parts.append(self.bound_in(first_page, first_page + piece_pages))
+                first_page += piece_pages
+                found += len(parts[-1])
+            piece_pages *= 2
+        return np.concatenate(parts) if parts else NO_UNITS
 
     def bind(self, virtual: Units, physical: Units) -> None:
         """Bind unbound virtual ids to unbound physical ones."""

@@ -74,7 +74,9 @@ class TakeRefusal(Refusal):
         return parts / most if most else 1.0
 
     def would_serve(self) -> dict[str, int]:
-        """By band, the fewest units whose free alone would let it be served; bands that could not help are left out."""
+        """By band, the fewest units whose free alone would let it be served, nothing fixed or under a transfer standing in the way;
+        bands that could not help are left out.
+        """
         held = [band.live + band.asked for band in self.bands]
         freed: dict[str, int] = {}
         for place, band in enumerate(self.bands):
@@ -99,6 +101,8 @@ class TakeRefusal(Refusal):
         if self.is_final:
             share = self.largest_share
             return f"an empty arena would hold {share:.1%} of what is asked for, so it can never be served"
+        if self._fits([band.live + band.asked for band in self.bands]):
+            return "the bytes are free, and fixed units or transfers stand in the way"
         freed = self.would_serve()
         if not freed:
             return "units of more than one band must be freed"

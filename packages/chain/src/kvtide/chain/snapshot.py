@@ -12,8 +12,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
+import numpy as np
+
 from kvtide.chain.blocked_bytes import merged
 from kvtide.chain.errors import ChainError
+from kvtide.device import IntArray
 from kvtide.plan import ArenaLayout, Growth, PageSpan
 
 ByteExtents: TypeAlias = tuple[tuple[int, int], ...]
@@ -106,6 +109,16 @@ def reclaimed_snapshot(snapshot: ChainSnapshot, evictable: Sequence[int]) -> Cha
         else:
             bands.append(band._replace(occupied=band.occupied - freed, free=band.free + freed))
     return snapshot._replace(bands=tuple(bands))
+
+
+def extents_of(pages: IntArray) -> tuple[PageSpan, ...]:
+    """The runs that ascending pages, each named once, form."""
+    if not len(pages):
+        return ()
+    breaks = np.flatnonzero(np.diff(pages) > 1) + 1
+    return tuple(
+        PageSpan(first_page=run.item(0), end_page=run.item(-1) + 1) for run in np.split(pages, breaks)
+    )
 
 
 def _union(left: tuple[PageSpan, ...], right: tuple[PageSpan, ...]) -> tuple[PageSpan, ...]:

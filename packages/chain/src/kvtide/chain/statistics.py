@@ -32,6 +32,9 @@ class BandStatistics:
     vacated_units: int
     """Units moved away from that somebody may still read."""
 
+    withheld_units: int
+    """Free units that are fixed or under a transfer."""
+
     moved_units: int
     """Units moved since the start."""
 
@@ -64,7 +67,7 @@ class ChainStatistics:
     """Units that came without zeroing and whose forward is neither recorded nor aborted."""
 
     rearrangements: int
-    """Takes that were served by moving pages, or would have been had pages stood in the way."""
+    """Takes that were served by compacting or relocating bands."""
 
     @property
     def live_bytes(self) -> int:
@@ -96,7 +99,8 @@ def band_statistics(band: Band) -> BandStatistics:
         live_units=band.live_count,
         hole_units=band.hole_count,
         pending_units=len(band.pending),
-        vacated_units=len(band.usage.vacated_pages()),
+        vacated_units=band.usage.vacated_count,
+        withheld_units=band.withheld_count,
         moved_units=band.moved_count,
         zeroed_units=band.zeroed_count,
         settles=band.settle_count,

@@ -38,19 +38,15 @@ WHOLE = BandTake()
 
 @attrs.frozen(eq=False)
 class Taken:
-    """What a take handed out: virtual ids, bound, and zeroed but for the zero debt."""
+    """What a take handed out: virtual ids, bound. What the taking forward is to write whole came without zeroing: a debt, which
+    `ChainAllocator.written` ends once that forward is recorded; after an aborted launch `pay_zero_debt` zeroes it.
+    """
 
     pages: IntArray
     """New virtual pages."""
 
     state_slots: IntArray
     """New virtual state slots."""
-
-    zero_debt: Mapping[str, IntArray]
-    """By band, virtual (sub-)pages and slots that came without zeroing, since the taking forward was to write them whole.
-
-    `ChainAllocator.written` ends it once that forward is recorded; after an aborted launch `pay_zero_debt` zeroes them.
-    """
 
 
 class Asked(NamedTuple):
@@ -159,11 +155,30 @@ def _check_all_bound(chain: ChainBands, asked: list[Asked], pages: int) -> None:
         )
 
 
+class Owed(NamedTuple):
+    """Units of one band that a take did not zero; which of them is worked out only if anybody must know."""
+
+    virtual: IntArray
+    """Virtual units of the take."""
+
+    zeroed: IntArray
+    """Places of those that were zeroed after all."""
+
+    @property
+    def unit_count(self) -> int:
+        """Units owed."""
+        return len(self.virtual) - len(self.zeroed)
+
+    def units(self) -> IntArray:
+        """Virtual units owed."""
+        return np.delete(self.virtual, self.zeroed) if len(self.zeroed) else self.virtual
+
+
 class ZeroDebts:
     """Zero debts that are neither written nor paid. Usually one, from a step's take to its forward's recording."""
 
     def __init__(self) -> None:
-        self._open: dict[Taken, dict[str, IntArray]] = {}
+        self._open: dict[Taken, dict[str, Owed]] = {}
 
     def __bool__(self) -> bool:
         """Whether any take's debt is open."""
@@ -172,15 +187,14 @@ class ZeroDebts:
     @property
     def unit_count(self) -> int:
         """Units owed."""
-        return sum(len(units) for debt in self._open.values() for units in debt.values())
+        return sum(owed.unit_count for debt in self._open.values() for owed in debt.values())
 
-    def open(self, taken: Taken) -> None:
-        """Note what a take did not zero."""
-        if taken.zero_debt:
-            self._open[taken] = dict(taken.zero_debt)
+    def open(self, taken: Taken, debt: dict[str, Owed]) -> None:
+        """Note what a take did not zero, by band."""
+        self._open[taken] = debt
 
-    def close(self, taken: Taken) -> Mapping[str, IntArray]:
-        """End a debt; by band, the virtual units of it that are still held. Nothing for one that is over, or never was."""
+    def close(self, taken: Taken) -> dict[str, Owed]:
+        """End a debt; what of it is still held, by band. Nothing for one that is over, or never was."""
         return self._open.pop(taken, {})
 
     def forget(self, band_name: str, virtual: IntArray) -> None:
@@ -188,7 +202,8 @@ class ZeroDebts:
         for debt in self._open.values():
             owed = debt.get(band_name)
             if owed is not None:
-                debt[band_name] = owed[~np.isin(owed, virtual)]
+                units = owed.units()
+                debt[band_name] = Owed(units[~np.isin(units, virtual)], NO_UNITS)
 
     def clone(self) -> ZeroDebts:
         """The same debts, which go their own way (row C13)."""

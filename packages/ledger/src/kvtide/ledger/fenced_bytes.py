@@ -89,6 +89,8 @@ class FencedBytes:
         """Fences by number, some of which may be over; read by others."""
         self._number_count = 0
         self._steering_count = 0
+        self.transfer_count = 0
+        """Fences of transfers, quarantined ones among them: they bear on where bands may stand."""
         # By number of the fence.
         self._kinds: npt.NDArray[np.int8] = np.full(16, _OVER, np.int8)
         self._forwards: IntArray = np.zeros(16, np.int64)
@@ -123,6 +125,7 @@ class FencedBytes:
         self._number_count += 1
         self.open_fences[number] = fence
         self._steering_count += _steers(fence)
+        self.transfer_count += isinstance(fence.signal, NetworkTransfer)
         self._kinds = _with_room(self._kinds, number, 1)
         self._kinds[number] = fence.hazard
         self._forwards = _with_room(self._forwards, number, 1)
@@ -220,7 +223,9 @@ class FencedBytes:
         self._tidy()
 
     def _drop(self, number: int) -> None:
-        self._steering_count -= _steers(self.open_fences.pop(number))
+        fence = self.open_fences.pop(number)
+        self._steering_count -= _steers(fence)
+        self.transfer_count -= isinstance(fence.signal, NetworkTransfer)
         self._kinds[number] = _OVER
 
     def _tidy(self) -> None:

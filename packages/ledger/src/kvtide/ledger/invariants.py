@@ -171,6 +171,11 @@ _ALL = (
         holds="An owner's free names no page that a load has reserved.",
     ),
     Invariant(
+        id="band.plan_clears_transfers",
+        guard="chain",
+        holds="What an allocator operation writes has no transfer to wait for: its plan left them out, or they were waited for before.",
+    ),
+    Invariant(
         id="band.geometry_ready",
         guard="chain",
         checked_from=_WARN,
@@ -209,6 +214,16 @@ _ALL = (
         id="chain.bytes_conserved",
         guard="chain",
         holds="Every byte of the arena has at most one owner.",
+    ),
+    Invariant(
+        id="chain.snapshot_is_fresh",
+        guard="chain",
+        holds="The capacity snapshot that is kept says what the bands say.",
+    ),
+    Invariant(
+        id="chain.waiter_ends_transfers",
+        guard="chain",
+        holds="Transfers that a relief waited for have been ended when the waiter returns.",
     ),
     Invariant(
         id="capacity.observe_only_read",

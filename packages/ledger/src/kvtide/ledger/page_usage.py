@@ -71,6 +71,8 @@ class PageUsage:
         """Where its pages lie."""
         self.page_count = page_count
         """Pages it can speak of."""
+        self.epoch = 0
+        """Rises with every change that bears on capacity: uses, claims and holds, begun or ended."""
         self._band = self.fences.enter()
         self._lists = PageLists(name, page_count)
         self._uses = SignalUses(name, page_count)
@@ -141,6 +143,7 @@ class PageUsage:
         """
         self._lists.check(pages, signal.name)
         self._uses.record(signal, pages)
+        self.epoch += 1
 
     def end(self, signal: Signal) -> IntArray:
         """Close the use of a copy that is acknowledged or a transfer that is released; its pages that the band still has.
@@ -152,6 +155,7 @@ class PageUsage:
         pages = self._uses.end(signal)
         self.fences.end(self._band, signal)
         self._transfer_ended |= isinstance(signal, NetworkTransfer)
+        self.epoch += 1
         return pages
 
     def quarantine(self, transfer: NetworkTransfer) -> IntArray:
@@ -164,6 +168,7 @@ class PageUsage:
         pages = self._uses.end(transfer)
         self._transfer_ended = True
         self._fixed.add(transfer, pages)
+        self.epoch += 1
         self.fences.quarantine(self._band, transfer)
         return pages
 
@@ -198,6 +203,7 @@ class PageUsage:
         if targets is not None:
             self._lists.check_once(targets, "the targets of a move")
         self._held.move(sources, targets)
+        self.epoch += 1
         newest = self.steps.newest_unretired
         if newest is not None:
             self._vacated.add(sources, newest.forward)
@@ -236,6 +242,15 @@ class PageUsage:
             )
         self._vacated.remove(pages)
 
+    @property
+    def vacated_count(self) -> int:
+        """Vacated pages. Nobody waits."""
+        return len(self._vacated)
+
+    def is_vacated(self, pages: IntArray) -> BoolArray:
+        """Which of `pages` are vacated. Nobody waits."""
+        return self._vacated.contains(pages)
+
     def vacated_pages(self) -> IntArray:
         """Every vacated page: in the span, free in questions of capacity, not to be written yet. Nobody waits."""
         return self._vacated.pages()
@@ -272,6 +287,7 @@ class PageUsage:
                 "a failed transfer's fenced bytes were forgotten; call quarantine",
             )
         self._fixed.add(owner, pages)
+        self.epoch += 1
         if isinstance(owner, Reservation):
             self._reserved.add(owner, pages)
 
@@ -282,11 +298,20 @@ class PageUsage:
         an owner that fixes nothing.
         """
         pages = self._fixed.remove(owner)
+        self.epoch += 1
         if isinstance(owner, Reservation):
             self._reserved.remove(owner)
         elif isinstance(owner, NetworkTransfer):
             self.fences.end(self._band, owner)
         return pages
+
+    def fixes(self, owner: Hashable) -> bool:
+        """Whether `owner` fixes pages here. Nobody waits."""
+        return owner in self._fixed.owned
+
+    def holds(self, hold: ReceiveHold) -> bool:
+        """Whether `hold` holds pages here. Nobody waits."""
+        return hold in self._held.owned
 
     def reserved(self, pages: IntArray) -> BoolArray:
         """Which of `pages` a load has reserved, whoever else fixes some: an owner frees none of them. Nobody waits."""
@@ -300,10 +325,26 @@ class PageUsage:
         """
         self._lists.check(pages, hold.name)
         self._held.add(hold, pages)
+        self.epoch += 1
 
     def release_hold(self, hold: ReceiveHold) -> IntArray:
         """End a hold; its pages, where they are now. Nobody waits. Raises `InvariantError` for one that holds nothing."""
-        return self._held.remove(hold)
+        pages = self._held.remove(hold)
+        self.epoch += 1
+        return pages
+
+    def is_fixed(self, pages: IntArray) -> BoolArray:
+        """Which of `pages` somebody fixes: they neither move nor are handed out. Nobody waits for them."""
+        return self._fixed.claimed(pages)
+
+    def withheld(self, pages: IntArray) -> BoolArray:
+        """Which of `pages`, free or about to be, are fixed or under a transfer: no hole while that lasts. Nobody waits."""
+        return self._fixed.claimed(pages) | self._uses.under_transfer(pages)
+
+    @property
+    def binds_layout(self) -> bool:
+        """Whether fixed pages, transfers or holds bear on where the band may stand. Nobody waits."""
+        return bool(self._uses.transfer_count or self._fixed.owned or self._held.owned)
 
     @property
     def has_holds(self) -> bool:

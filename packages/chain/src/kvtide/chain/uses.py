@@ -1,0 +1,85 @@
+"""What others do with a chain's units, as the chain is told of it: copies, transfers, reservations, holds (rows L4, H1, H2, T1-T6).
+
+Units are named by virtual ids and resolved when the call is made: from then on the use is of those bytes, wherever the virtual
+unit moves. Each call is one agreed step: every rank makes it at the same place in its order of calls. None waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+
+from kvtide.chain.band import Band
+from kvtide.chain.chain_bands import ChainBands
+from kvtide.chain.checks import bound_units, checked
+from kvtide.chain.errors import ChainError
+from kvtide.device import IntArray
+from kvtide.ledger import NetworkTransfer, ReceiveHold, Signal
+
+
+class ChainUses:
+    """Uses of the units of one chain. Lists of units are one-dimensional int64 arrays of virtual ids, by band name.
+
+    A method raises `ChainError`, with nothing changed, for units that are not bound, and `InvariantError` for a use that is begun
+    or ended twice.
+    """
+
+    def __init__(self, bands: ChainBands) -> None:
+        self._bands = bands
+
+    def begin(self, signal: Signal, units: Mapping[str, IntArray]) -> None:
+        """A copy or transfer of these units is submitted; whoever writes them next waits for it as `CLEARANCE` says."""
+        for band, physical in self._resolved(units, "use"):
+            band.usage.record(signal, physical)
+
+    def end(self, signal: Signal) -> None:
+        """It is over on every rank: its acknowledgement was agreed on, or the transfer was released."""
+        self._of_all(signal, "use", lambda band: signal in band.usage, lambda band: band.usage.end(signal))
+
+    def fix(self, owner: Hashable, units: Mapping[str, IntArray]) -> None:
+        """Promise that these units stay where they are until `unfix(owner)`; an owner is anything with an identity.
+
+        A `Reservation` also keeps its units from being freed, until its load is submitted (row H2).
+        """
+        for band, physical in self._resolved(units, "fix"):
+            band.usage.fix(owner, physical)
+
+    def unfix(self, owner: Hashable) -> None:
+        """End such a promise, or a quarantine: its units may move again, and those freed meanwhile are free."""
+        self._of_all(
+            owner, "fixed unit", lambda band: band.usage.fixes(owner), lambda band: band.usage.unfix(owner)
+        )
+
+    def hold(self, hold: ReceiveHold, units: Mapping[str, IntArray]) -> None:
+        """Keep moves made for gain away from units that a peer will be told of; a move that must be made takes the hold along."""
+        for band, physical in self._resolved(units, "hold"):
+            band.usage.hold(hold, physical)
+
+    def release_hold(self, hold: ReceiveHold) -> None:
+        """The peer knows, or never will."""
+        self._of_all(
+            hold, "hold", lambda band: band.usage.holds(hold), lambda band: band.usage.release_hold(hold)
+        )
+
+    def quarantine(self, transfer: NetworkTransfer) -> None:
+        """A failed transfer may still touch its units: nobody waits for it any more, and nobody gets them before `unfix(transfer)`."""
+        self._of_all(
+            transfer, "use", lambda band: transfer in band.usage, lambda band: band.usage.quarantine(transfer)
+        )
+
+    def _resolved(self, units: Mapping[str, IntArray], verb: str) -> list[tuple[Band, IntArray]]:
+        found = []
+        for name, virtual in units.items():
+            band = self._bands[name]
+            found.append((band, bound_units(band, checked(band, virtual, verb), verb).ids))
+        return found
+
+    def _of_all(
+        self, what: object, kind: str, has: Callable[[Band], bool], act: Callable[[Band], object]
+    ) -> None:
+        """Act on each band that has the use, and let it reuse what that kept from it."""
+        of_it = [band for band in self._bands if has(band)]
+        if not of_it:
+            raise ChainError(f"no band has a {kind} by {what!r}: it was ended before, or never begun")
+        for band in of_it:
+            act(band)
+            band.release_withheld()

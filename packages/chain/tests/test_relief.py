@@ -1,0 +1,423 @@
+"""Relief and compaction: what moves, what stays, what is waited for, on real bytes (rows C4, C6, C7)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from kvtide.chain import ChainAllocator, ChainError, Taken, TakeRefusal
+from kvtide.device import ImmediateEvent, IntArray, NumpyDevice, UnitGrid
+from kvtide.ledger import (
+    Access,
+    ForwardSteps,
+    HostCopy,
+    InvariantError,
+    LaunchRecord,
+    NetworkTransfer,
+    ReceiveHold,
+    RecordedForward,
+    Reservation,
+)
+from kvtide.plan import ArenaLayout
+
+from .books import books_of
+from .test_takes import ids
+from .walk import layout_of
+
+THREE = {"state": 112, "4": 80, "full": 48}
+
+
+class World:
+    """A chain over bytes in which every live unit holds a value of its own."""
+
+    def __init__(self, layout: ArenaLayout, *, waits: bool = False) -> None:
+        self.layout = layout
+        self.device = NumpyDevice(layout.arena_bytes)
+        self.steps = ForwardSteps()
+        mirrors = self.device.create_mirrors(
+            {f"ids:{band.name}": layout.id_count(band) for band in layout.bands}
+        )
+        self.waited: list[list[str]] = []
+        self.chain = ChainAllocator(
+            layout, self.device, mirrors, self.steps, wait_for_transfers=self.wait if waits else None
+        )
+        self.values: dict[tuple[str, int], int] = {}
+        self.flying: list[tuple[LaunchRecord, RecordedForward]] = []
+
+    def wait(self, transfers: Sequence[NetworkTransfer]) -> None:
+        self.waited.append([transfer.name for transfer in transfers])
+        for transfer in transfers:
+            self.chain.uses.end(transfer)
+
+    def take(self, pages: int = 0, slots: int = 0) -> Taken:
+        taken = self.chain.take(pages=pages, state_slots=slots)
+        assert isinstance(taken, Taken), str(taken)
+        for band in self.layout.bands:
+            for unit in (taken.state_slots if band.name == "state" else taken.pages).tolist():
+                assert not self.bytes_of(band.name, unit).any()
+                self.values[band.name, unit] = len(self.values) % 250 + 1
+                self.bytes_of(band.name, unit)[:] = self.values[band.name, unit]
+        return taken
+
+    def free(self, name: str, units: IntArray) -> None:
+        if name == "state":
+            self.chain.free_state_slots(units)
+        else:
+            self.chain.free_pages(name, units)
+        for unit in units.tolist():
+            del self.values[name, unit]
+
+    def bytes_of(self, name: str, virtual: int) -> np.ndarray:
+        band = self.layout.band(name)
+        unit = int(self.chain.physical_units(name, ids(virtual))[0])
+        return self.device.units(UnitGrid(band.origin_bytes, band.unit_bytes))[unit]
+
+    def forward(self, **writes: IntArray | None) -> RecordedForward:
+        record = self.steps.forward_launched()
+        recorded = self.steps.forward_recorded(record, self.device.record_event(self.device.forward_stream))
+        self.chain.forward_recorded(
+            recorded, {name.replace("_", "-"): units for name, units in writes.items()}
+        )
+        self.flying.append((record, recorded))
+        return recorded
+
+    def process(self) -> None:
+        record, recorded = self.flying.pop(0)
+        self.steps.host_synchronised(recorded.event)
+        self.steps.forward_processed(record)
+        self.chain.forward_processed(record.forward)
+
+    def copy(self, name: str, access: Access = Access.READ) -> HostCopy:
+        return HostCopy(name, access, ImmediateEvent(self.device.schedule_stream))
+
+    def moved(self) -> dict[str, int]:
+        return {band.name: band.moved_units for band in self.chain.statistics().bands}
+
+    def check(self) -> None:
+        self.chain.verify_byte_accounting()
+        for (name, unit), value in self.values.items():
+            assert (self.bytes_of(name, unit) == value).all(), f"{name} {unit} lost its bytes"
+
+    def places(self, name: str, units: IntArray) -> list[int]:
+        return self.chain.physical_units(name, units).tolist()
+
+
+@pytest.mark.requirement("C6", "C4")
+def test_a_state_slot_larger_than_the_gap_fits_once_pages_are_evicted() -> None:
+    """The owner's pages are small and many; evicted at random they leave holes, and none of them is large enough."""
+    world = World(layout_of({"state": 400, "full": 48}, 48 + 48 * 40))
+    pages = world.take(pages=40).pages
+    evictable = pages[::4]
+    assert not world.chain.units_fit({"state": 1})
+    assert world.chain.admits({"state": 1}, {"full": len(evictable)})
+    assert not world.chain.admits({"state": 2}, {"full": len(evictable)})
+    with pytest.raises(ChainError, match="cannot credit 41 units of band 'full'"):
+        world.chain.admits({"state": 1}, {"full": 41})
+    for count in range(len(evictable) + 1):
+        if world.chain.fits_after_frees({"state": 1}, {"full": count}):
+            break
+    assert count == -(-400 // 48), "the walk stops with the first victims that make room"
+    world.free("full", evictable[:count])
+    world.take(slots=1)
+    assert world.moved() == {
+        "state": 0,
+        "full": count - sum(page in pages[-count:] for page in evictable[:count]),
+    }
+    world.check()
+
+
+@pytest.mark.requirement("C6", "C7")
+def test_half_of_all_pages_freed_at_random_serve_one_request_that_needs_them_all() -> None:
+    """Fragmentation must not refuse what the bytes allow."""
+    world = World(layout_of({"state": 480, "full": 48}, 48 + 48 * 200))
+    pages = np.random.default_rng(2).permutation(world.take(pages=200).pages)
+    world.free("full", pages[:100])
+    world.take(slots=10)
+    assert world.chain.statistics().rearrangements == 1
+    assert world.moved()["full"] <= 100
+    world.check()
+
+
+@pytest.mark.requirement("C4", "C6")
+def test_no_more_moves_than_one_end_needs() -> None:
+    """A flush of the state band would copy slots of many bytes for nothing."""
+    world = World(layout_of({"state": 400, "full": 48}, 6000))
+    slots = world.take(slots=6).state_slots
+    pages = world.take(pages=60).pages
+    world.free("state", slots[:1])
+    world.free("full", pages[10:40])
+    world.take(slots=3)
+    assert world.moved()["state"] == 0
+    assert world.moved()["full"] > 0
+    world.check()
+
+
+@pytest.mark.requirement("C3", "C6")
+def test_a_float_in_the_way_moves_around_a_fixed_page_in_it() -> None:
+    """A load has reserved a page in the middle of it: the float may stretch and slide, and that page stays."""
+    world = World(layout_of(THREE, 3000))
+    pages = world.take(pages=9).pages
+    world.free("window-4", pages[5:])
+    reservation = Reservation("load 1")
+    world.chain.uses.fix(reservation, {"window-4": pages[2:3]})
+    place = world.places("window-4", pages[2:3])
+    layout, start = world.layout, world.layout.band("window-4").start_byte(place[0])
+    slots = (start - layout.prefix_bytes) // 112
+    assert world.chain.units_fit({"state": slots})
+    assert not world.chain.units_fit({"state": slots + 1}), "the fixed page is in the way"
+    world.take(slots=slots)
+    assert world.places("window-4", pages[2:3]) == place
+    assert world.moved()["window-4"] == 2, "the two below it went above it"
+    with pytest.raises(ChainError, match="reserved for a load that has not been submitted"):
+        world.chain.free_pages("window-4", pages[2:3])
+    world.chain.uses.unfix(reservation)
+    assert world.chain.units_fit({"state": 1})
+    world.take(slots=1)
+    world.check()
+
+
+@pytest.mark.requirement("C7")
+def test_two_move_batches_under_one_event_both_return() -> None:
+    """The second batch waits for the same forward as the first; one that came back alone would leak the other."""
+    world = World(layout_of({"state": 112, "full": 48}, 4000))
+    slots = world.take(slots=12).state_slots
+    world.free("state", slots[:6])
+    world.forward()
+    assert world.chain.flush_opportunistic(max_moves=2) == 2
+    assert world.chain.flush_opportunistic(max_moves=2) == 2
+    assert world.chain.span("state").end_page == 8
+    world.check()
+    world.take(slots=2)
+    world.process()
+    world.take(pages=20, slots=4)
+    world.check()
+    assert world.chain.statistics().bands[0].vacated_units == 0
+
+
+@pytest.mark.requirement("C7")
+def test_a_flush_stops_at_what_a_forward_in_flight_writes() -> None:
+    """It would have to wait for that forward; it does what it can instead."""
+    world = World(layout_of({"state": 112, "full": 48}, 4000))
+    slots = world.take(slots=6).state_slots
+    world.free("state", slots[:3])
+    world.forward(state=slots[4:5])
+    assert world.chain.flush_opportunistic() == 1
+    assert world.places("state", slots[3:]) == [3, 4, 0]
+    assert world.steps.retired_through == -1
+    world.process()
+    assert world.chain.flush_opportunistic() == 2
+    assert sorted(world.places("state", slots[3:])) == [0, 1, 2]
+    world.check()
+
+
+@pytest.mark.requirement("C7", "L7")
+@pytest.mark.parametrize("kind", ["unknown writes", "pending", "held", "fixed", "received"])
+def test_a_flush_leaves_alone_what_is_not_its_to_move(kind: str) -> None:
+    """Each row of the table of stops."""
+    world = World(layout_of({"state": 112, "full": 48}, 4000))
+    slots = world.take(slots=4).state_slots
+    if kind == "pending":
+        world.forward()
+    world.free("state", slots[:2])
+    if kind == "unknown writes":
+        world.forward(state=None)
+    elif kind == "held":
+        world.chain.uses.hold(ReceiveHold("receive 1"), {"state": slots[2:3]})
+    elif kind == "fixed":
+        world.chain.uses.fix("somebody", {"state": slots[3:]})
+    elif kind == "received":
+        world.chain.uses.begin(NetworkTransfer("receive 1", Access.WRITE), {"state": slots[3:]})
+    before = books_of(world.chain)
+    assert world.chain.flush_opportunistic() == 0
+    assert books_of(world.chain) == before
+    world.check()
+
+
+@pytest.mark.requirement("C7", "L5")
+def test_what_a_flush_leaves_behind_is_fenced_while_a_backup_reads_it() -> None:
+    """The bytes leave the band at once; whoever writes them next has its stream wait for the backup."""
+    world = World(layout_of({"state": 112, "full": 48}, 48 + 112 * 6))
+    slots = world.take(slots=6).state_slots
+    backup = world.copy("backup 1")
+    world.chain.uses.begin(backup, {"state": slots[4:]})
+    world.free("state", slots[:2])
+    assert world.chain.flush_opportunistic() == 2
+    assert world.chain.span("state").end_page == 4
+    waits: list[object] = []
+    wait_event = world.device.wait_event
+    world.device.query_event = lambda event: False  # type: ignore[method-assign]  # so that nothing saves a wait
+    world.device.wait_event = lambda stream, event: (waits.append(event), wait_event(stream, event))[1]  # type: ignore[method-assign,func-returns-value]
+    world.take(pages=4)
+    assert waits == [backup.finish]
+    world.chain.uses.end(backup)
+    world.check()
+
+
+@pytest.mark.requirement("C6", "T3")
+def test_relief_goes_around_a_send_and_leaves_its_pages_in_place() -> None:
+    """A network engine has the addresses: what moves under it must be waited for on the host, so it does not move."""
+    world = World(layout_of({"state": 112, "full": 48}, 48 + 48 * 40), waits=True)
+    pages = world.take(pages=40).pages
+    send = NetworkTransfer("send 1", Access.READ)
+    world.chain.uses.begin(send, {"full": pages[6:8]})
+    sent = world.places("full", pages[6:8])
+    world.free("full", np.concatenate([pages[:4], pages[20:30]]))
+    world.take(slots=4)
+    assert world.waited == []
+    assert world.places("full", pages[6:8]) == sent
+    world.check()
+
+
+@pytest.mark.requirement("C6", "C10", "T3")
+def test_the_host_waits_for_transfers_only_where_no_layout_goes_around_them() -> None:
+    """The one host wait of the allocator: without a waiter such a take is refused, and admission says the same."""
+    for waits in (True, False):
+        world = World(layout_of({"state": 112, "full": 48}, 48 + 48 * 40), waits=waits)
+        pages = world.take(pages=40).pages
+        send = NetworkTransfer("send 1", Access.READ)
+        world.chain.uses.begin(send, {"full": pages[38:]})
+        world.free("full", pages[:36])
+        assert world.chain.units_fit({"state": 15}) is waits
+        before = books_of(world.chain)
+        if waits:
+            world.take(slots=15)
+            assert world.waited == [["send 1"]]
+        else:
+            refusal = world.chain.take(state_slots=15)
+            assert isinstance(refusal, TakeRefusal)
+            assert "the bytes are free, and fixed units or transfers stand in the way" in str(refusal)
+            assert books_of(world.chain) == before
+            world.chain.uses.end(send)
+            world.take(slots=15)
+        world.check()
+
+
+@pytest.mark.requirement("C6")
+def test_a_waiter_that_returns_early_is_an_internal_error() -> None:
+    """Going on would overwrite bytes that a peer still reads."""
+    world = World(layout_of({"state": 112, "full": 48}, 48 + 48 * 40), waits=True)
+    world.wait = lambda transfers: None  # type: ignore[method-assign]  # it forgets to end them
+    world.chain._relief._wait_for_transfers = world.wait
+    pages = world.take(pages=40).pages
+    world.chain.uses.begin(NetworkTransfer("send 1", Access.READ), {"full": pages[38:]})
+    world.free("full", pages[:36])
+    with pytest.raises(InvariantError, match=r"chain\.waiter_ends_transfers.*send 1"):
+        world.chain.take(state_slots=15)
+
+
+@pytest.mark.requirement("C6", "L4")
+def test_a_send_that_still_reads_bytes_beyond_the_frontier_keeps_neighbours_out() -> None:
+    """Its pages were moved away and the frontier retreated: the bytes are nobody's, and not free to write."""
+    world = World(layout_of({"state": 112, "full": 48}, 48 + 112 * 8))
+    slots = world.take(slots=8).state_slots
+    send = NetworkTransfer("send 1", Access.READ)
+    world.chain.uses.begin(send, {"state": slots[7:]})
+    world.free("state", slots[:3])
+    assert world.chain.flush_opportunistic() == 3
+    assert world.chain.span("state").end_page == 5
+    assert not world.chain.units_fit({"full": 1})
+    assert world.chain.units_fit({"state": 2}), "the bytes before it are free"
+    assert not world.chain.units_fit({"state": 3})
+    world.check()
+    world.chain.uses.end(send)
+    assert world.chain.units_fit({"full": 6, "state": 0})
+    world.take(pages=6)
+    world.check()
+
+
+@pytest.mark.requirement("C4", "C11")
+def test_a_hold_that_opens_or_closes_changes_answers_with_no_unit_changing_hands() -> None:
+    """A snapshot kept over it would answer for a chain that is no more."""
+    world = World(layout_of({"state": 112, "full": 48}, 48 + 48 * 40))
+    pages = world.take(pages=40).pages
+    world.free("full", pages[:36])
+    hold = ReceiveHold("receive 1")
+    assert world.chain.units_fit({"state": 15})
+    world.chain.uses.hold(hold, {"full": pages[38:]})
+    assert not world.chain.units_fit({"state": 15})
+    world.chain.verify_byte_accounting()
+    world.chain.uses.release_hold(hold)
+    assert world.chain.units_fit({"state": 15})
+    uses, send = world.chain.uses, NetworkTransfer("send", Access.READ)
+    for begin, end in (
+        (lambda: uses.fix("x", {"full": pages[39:]}), lambda: uses.unfix("x")),
+        (lambda: uses.begin(send, {"full": pages[39:]}), lambda: uses.end(send)),
+    ):
+        begin()
+        assert not world.chain.units_fit({"state": 15})
+        world.chain.verify_byte_accounting()
+        end()
+        assert world.chain.units_fit({"state": 15})
+
+
+@pytest.mark.requirement("T6", "C6")
+def test_units_of_a_failed_transfer_are_nobodys_until_it_is_proved_dead() -> None:
+    """They may be freed and moved away from; they are not handed out, and no plan waits for them."""
+    world = World(layout_of({"state": 112, "full": 48}, 48 + 48 * 20), waits=True)
+    pages = world.take(pages=20).pages
+    send = NetworkTransfer("send 1", Access.READ)
+    world.chain.uses.begin(send, {"full": pages[4:6]})
+    places = world.places("full", pages[4:6])
+    world.chain.uses.quarantine(send)
+    world.free("full", pages)
+    statistics = world.chain.statistics().bands[1]
+    assert (statistics.live_units, statistics.withheld_units) == (0, 2)
+    world.check()
+    world.take(pages=world.chain.estimated_units_available("full") - 2)
+    assert not set(world.chain.live_units("full").tolist()) & set(places)
+    assert not world.chain.units_fit({"full": 1})
+    assert world.waited == []
+    world.chain.uses.unfix(send)
+    world.take(pages=2)
+    world.check()
+
+
+@pytest.mark.requirement("L4", "C6")
+def test_units_freed_under_a_transfer_come_back_when_it_ends() -> None:
+    """A request that ends while its pages are being sent: they are free to nobody until the engine is done."""
+    world = World(layout_of({"state": 112, "full": 48}, 48 + 48 * 20))
+    pages = world.take(pages=20).pages
+    send = NetworkTransfer("send 1", Access.READ)
+    world.chain.uses.begin(send, {"full": pages})
+    world.forward()
+    world.free("full", pages[:10])
+    assert world.chain.statistics().bands[1].withheld_units == 10
+    assert not world.chain.units_fit({"full": 1})
+    world.chain.uses.end(send)
+    assert world.chain.statistics().bands[1].pending_units == 10, "the forward in flight may still read them"
+    world.take(pages=10)
+    world.process()
+    world.check()
+    with pytest.raises(ChainError, match="no band has a use by"):
+        world.chain.uses.end(send)
+
+
+@pytest.mark.requirement("T8", "C5")
+def test_a_preallocation_leaves_room_for_what_was_promised() -> None:
+    """A decode node's pending transfers hold a promise that counts, though no unit of it is taken yet."""
+    world = World(layout_of({"state": 112, "full": 48}, 48 + 48 * 20))
+    assert world.chain.prealloc_fits({"full": 10}, {"full": 10})
+    assert not world.chain.prealloc_fits({"full": 11}, {"full": 10})
+    assert not world.chain.prealloc_fits({"full": 10}, {"state": 5})
+
+
+@pytest.mark.requirement("C7")
+def test_moves_go_from_the_frontier_inward_and_in_runs() -> None:
+    """Fewest pages moved for the bytes won, and a copy that is nearly one block."""
+    world = World(layout_of({"state": 64, "full": 48}, 20_000))
+    slots = world.take(slots=64).state_slots
+    world.free("state", slots[8:24])
+    copies: list[tuple[list[int], list[int]]] = []
+    copy_units = world.device.copy_units
+
+    def note(stream: object, grid: object, sources: IntArray, targets: IntArray) -> None:
+        copies.append((sources.tolist(), targets.tolist()))
+        copy_units(stream, grid, sources, targets)  # type: ignore[arg-type]  # as it was called
+
+    world.device.copy_units = note  # type: ignore[assignment,method-assign]  # a watching device
+    assert world.chain.flush_opportunistic(max_moves=10) == 10
+    assert copies == [(list(range(54, 64)), list(range(8, 18)))]
+    assert world.chain.span("state").end_page == 54
+    world.check()
