@@ -5,6 +5,7 @@ They are planted at public seams where there is one, so that they outlive a rewr
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 
 from kvtide.chain import ChainAllocator, ChainError
 from kvtide.device import IntArray, ModelledDevice, StagedMirror, Stream
-from kvtide.ledger import ForwardSteps, PendingPages
+from kvtide.ledger import Clear, Consumer, FencedBytes, ForwardSteps, Hazard, PageUsage, PendingPages
 from kvtide.simulation import Rank, scheduler
 
 Patch = pytest.MonkeyPatch
@@ -26,6 +27,8 @@ class Canary:
 
     check: str
     plant: Callable[[Patch], None]
+    seeds: int = 16
+    """Runs it may take."""
 
 
 def without(owner: Any, name: str, answer: Any = None) -> Callable[[Patch], None]:
@@ -130,6 +133,22 @@ def staging_returns_at_once(patch: Patch) -> None:
     patch.setattr(ModelledDevice, "upload", upload_and_return)
 
 
+def weakened(consumer: Consumer, hazard: Hazard) -> Callable[[Patch], None]:
+    """One cell of `CLEARANCE` says that nobody waits."""
+
+    def plant(patch: Patch) -> None:
+        answers = sys.modules["kvtide.ledger.clearing"].__dict__["_ANSWERS"]
+        row = answers[consumer].copy()
+        row[hazard] = Clear.NONE
+        patch.setitem(answers, consumer, row)
+
+    return plant
+
+
+def moves_leave_nothing_behind(patch: Patch) -> None:
+    patch.setattr(PageUsage, "vacate", lambda usage, sources, targets=None: sources)
+
+
 # ── the host ──
 
 
@@ -175,15 +194,11 @@ def a_free_counts_one_too_many(patch: Patch) -> None:
     patch.setattr(ChainAllocator, "free_pages", free_and_miscount)
 
 
-def bands_overlap(patch: Patch) -> None:
-    """A band is told that it may begin in the midst of the unit where its neighbour ends."""
-    patch.setattr(
-        "kvtide.plan.BandLayout.lowest_page_from",
-        lambda band, byte: max(band.first_page, (byte - band.origin_bytes) // band.unit_bytes),
-    )
-
-
 # ── answers ──
+
+
+def grown_in_place(relief: Any, asked: Any) -> Any:
+    return relief._grow_in_place(asked)
 
 
 def takes_wait_before_they_are_refused(patch: Patch) -> None:
@@ -192,6 +207,16 @@ def takes_wait_before_they_are_refused(patch: Patch) -> None:
         device.wait_event(device.schedule_stream, device.record_event(device.forward_stream))
 
     preceded(patch, ChainAllocator, "take", wait)
+
+
+def flushes_wait(patch: Patch) -> None:
+    def wait(chain: ChainAllocator, *_: Any) -> None:
+        newest, device = chain.steps.newest_recorded, chain._device
+        if newest is not None:
+            device.wait_event(device.schedule_stream, newest.event)
+            chain.steps.wait_queued(newest.event)
+
+    preceded(patch, ChainAllocator, "flush_opportunistic", wait)
 
 
 def errors_are_swallowed(patch: Patch) -> None:
@@ -223,6 +248,13 @@ CANARIES: Mapping[str, Canary] = {
     "the ledger is not told what forwards write": Canary(
         "unordered_overlap", without(ChainAllocator, "forward_recorded")
     ),
+    "zeroing does not wait for readers of what a move left": Canary(
+        "unordered_overlap", weakened(Consumer.ZERO, Hazard.FORWARD), seeds=80
+    ),
+    "moves leave nothing behind": Canary("unordered_overlap", moves_leave_nothing_behind, seeds=80),
+    "readers of what has left a band are forgotten": Canary(
+        "unordered_overlap", without(FencedBytes, "add"), seeds=80
+    ),
     "an abort does not wait for what was queued": Canary(
         "unordered_overlap", without(scheduler, "wait_for_abandoned")
     ),
@@ -247,13 +279,13 @@ CANARIES: Mapping[str, Canary] = {
     "a choice follows a fired event": Canary("rank_divergence", a_fired_event_changes_a_choice),
     "no rank frees anything": Canary("wrong_binding", without(ChainAllocator, "free_pages")),
     "a free counts one too many": Canary("byte_accounting", a_free_counts_one_too_many),
-    "bands overlap": Canary("byte_accounting", bands_overlap),
     "every question is answered yes": Canary("capacity_answer", without(ChainAllocator, "units_fit", True)),
     "units never move to make room": Canary(
         "capacity_answer",
-        lambda patch: patch.setattr("kvtide.chain.allocator.packed_spans", lambda *_: None),
+        lambda patch: patch.setattr("kvtide.chain.relief.Relief.make_room", grown_in_place),
     ),
     "a refused take has waited": Canary("changed_by_refusal", takes_wait_before_they_are_refused),
+    "a flush waits for the forward": Canary("needless_wait", flushes_wait),
     "what is not held may be freed": Canary("misuse_accepted", errors_are_swallowed),
     "units change hands during a launch": Canary(
         "misuse_accepted", without(ForwardSteps, "check_pages_may_change")

@@ -8,8 +8,7 @@ from kvtide.simulation import CHECKS, Operation, run_seed
 
 from .canaries import CANARIES
 
-SEEDS = 16
-ACTIONS = 150
+ACTIONS = 200
 
 
 @pytest.mark.requirement("X1", "X2")
@@ -21,13 +20,13 @@ def test_a_planted_fault_is_found_by_the_check_it_is_for(
     canary = CANARIES[name]
     canary.plant(monkeypatch)
     found: dict[str, int] = {}
-    for seed in range(SEEDS):
+    for seed in range(canary.seeds):
         failure = run_seed(seed, ACTIONS, operations).failure
         if failure is not None:
             found.setdefault(failure.check, seed)
         if canary.check in found:
             return
-    pytest.fail(f"{SEEDS} seeds found {found}, and no {canary.check}")
+    pytest.fail(f"{canary.seeds} seeds found {found}, and no {canary.check}")
 
 
 def test_every_check_has_a_canary() -> None:

@@ -17,7 +17,7 @@ from kvtide.simulation import (
     run_seed,
 )
 
-SEEDS = range(80)
+SEEDS = range(60)
 ACTIONS = 200
 
 MET = {
@@ -36,6 +36,8 @@ MET = {
     ("fill", "filled thinly, moved"),
     ("finish", "under three forwards"),
     ("finish", "under two forwards, in the open batch"),
+    ("flush", "moved, idle"),
+    ("flush", "moved, under a forward"),
     ("fork", "copied, under a forward"),
     ("launch", "launched, pages asked for meanwhile"),
     ("launch", "launched, writes unknown"),

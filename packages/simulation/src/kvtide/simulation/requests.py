@@ -80,8 +80,20 @@ class Batch:
     takes: list[BatchTake] = attrs.field(factory=list)
     """Takes whose debts are open."""
 
+    def entry_of(self, request: Request) -> BatchEntry | None:
+        """The request's part, if it has one."""
+        return next((entry for entry in self.entries if entry.request is request), None)
+
     def __contains__(self, request: Request) -> bool:
-        return any(entry.request is request for entry in self.entries)
+        return self.entry_of(request) is not None
+
+    def put(self, request: Request, start: int, end: int, slots: tuple[int, ...]) -> None:
+        """Let the request write tokens `[start, end)`, which include those that it had, and `slots` beside those that it had."""
+        before = self.entry_of(request)
+        if before is not None:
+            self.entries.remove(before)
+            slots = before.written_slots + slots
+        self.entries.append(BatchEntry(request, start, end, slots))
 
     def drop(self, request: Request) -> None:
         """Leave a request out, whose units were freed."""

@@ -21,6 +21,10 @@ from kvtide.simulation.world import World
 _DRAWS = 1_000
 """Of an operation, before a run gives up finding one that can act; one that always can ends it sooner."""
 
+_TEMPERS = (0.1, 0.5, 1.0, 1.0, 4.0)
+"""What a seed makes of an operation's weight. Some bugs need much of one thing and hardly any of another, and a mix that is the same
+for every seed never has both (swarm testing)."""
+
 
 @attrs.frozen(kw_only=True)
 class Run:
@@ -48,7 +52,7 @@ def run_seed(seed: int, action_count: int, operations: Mapping[str, Operation] |
     rng = random.Random(seed)  # noqa: S311 - repeatable on purpose
     scenario = draw_scenario(rng)
     names = list(known)
-    weights = [known[name].weight for name in names]
+    weights = [known[name].weight * rng.choice(_TEMPERS) for name in names]
 
     def draw(world: World, place: int) -> Action | None:
         if place == action_count:

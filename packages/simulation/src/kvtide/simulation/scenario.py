@@ -148,9 +148,9 @@ def draw_scenario(rng: random.Random) -> Scenario:
             bands=bands,
             # Mixed remainders: bands' grids meet neither each other nor the arena's end.
             arena_bytes=sum(unit_bytes) * units_each + rng.randrange(8) * 16,
-            row_count=rng.randint(2, 7),
-            overlap=rng.choice((1, 2, 2, 3)),
-            declares_read_end=rng.random() < 0.7,
+            row_count=rng.randint(2, 10),
+            overlap=rng.choice((1, 2, 2, 3, 3)),
+            declares_read_end=rng.random() < 0.85,
             rank_seeds=(rng.randrange(2**31), rng.randrange(2**31)),
             random_queries=rng.random() < 0.8,
         )

@@ -156,19 +156,29 @@ class World:
                 asked[band.name] = 0
         return asked
 
-    def some_layout_holds(self, asked: Mapping[str, int]) -> bool:
-        """Whether any layout of the arena holds what is live and `asked`: an exhaustive answer while no page is fixed."""
-        live = [int(self.shadow.bound[band.name].sum()) for band in self.bands]
+    def some_layout_holds(self, asked: Mapping[str, int], freed: Mapping[str, int] | None = None) -> bool:
+        """Whether any layout holds what is live but `freed`, and `asked`: an exhaustive answer while no page is fixed."""
+        live = [len(self.held(band)) - (freed or {}).get(band.name, 0) for band in self.bands]
         counts = [held + asked.get(band.name, 0) for band, held in zip(self.bands, live, strict=True)]
         return pack(self.layout, counts) is not None
 
     def ask(self, asked: Mapping[str, int]) -> bool:
-        """Ask the allocator whether units fit; a wrong answer, or one that changes something, ends the run."""
-        answer = self.unchanged("units_fit", lambda rank: rank.chain.units_fit(asked))[0]
-        if answer != self.some_layout_holds(asked):
+        """Ask whether units fit; a wrong answer, or one that changes something, ends the run."""
+        return self.question("units_fit", lambda rank: rank.chain.units_fit(asked), asked)
+
+    def question(
+        self,
+        name: str,
+        call: Callable[[Rank], bool],
+        asked: Mapping[str, int],
+        freed: Mapping[str, int] | None = None,
+    ) -> bool:
+        """Any question whose answer is whether some layout holds what is live but `freed`, and `asked`."""
+        answer = self.unchanged(name, call)[0]
+        if answer != self.some_layout_holds(asked, freed):
             raise CheckFailedError(
                 "capacity_answer",
-                f"units_fit says {answer} to {dict(asked)}, {'some' if not answer else 'no'} layout holds them",
+                f"{name} says {answer} to {dict(asked)} less {freed or 'nothing'}, {'no' if answer else 'some'} layout holds them",
             )
         return answer
 

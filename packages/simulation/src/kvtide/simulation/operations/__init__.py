@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvtide.simulation.actions import Operation
 from kvtide.simulation.operations.capacity import AskFits, EnsureCapacity, FillArena, WhatIf
-from kvtide.simulation.operations.forwards import AbortForward, LaunchForward, ProcessForward
+from kvtide.simulation.operations.forwards import AbortForward, Flush, LaunchForward, ProcessForward
 from kvtide.simulation.operations.frees import DropCheckpoints, DropTail, Finish, Retire
 from kvtide.simulation.operations.misuse import Misuse
 from kvtide.simulation.operations.state_slots import Checkpoint, Fork, Restore
@@ -26,6 +26,7 @@ OPERATIONS: tuple[Operation, ...] = (
     Checkpoint(),
     Restore(),
     FillArena(),
+    Flush(),
     AskFits(),
     EnsureCapacity(),
     WhatIf(),

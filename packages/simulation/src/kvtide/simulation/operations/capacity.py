@@ -27,15 +27,24 @@ class AskFits:
         return _draw_units(rng, world)
 
     def apply(self, world: World, numbers: Numbers) -> str:
-        """Ask."""
-        return "fits" if world.ask(_units(world, numbers)) else "does not fit"
+        """Ask for a take, for one after half of everything was evicted, and for one that leaves a unit of each band."""
+        asked = _units(world, numbers)
+        evictable = {band.name: len(world.held(band)) // 2 for band in world.bands}
+        one_each = dict.fromkeys(asked, 1)
+        world.question("admits", lambda rank: rank.chain.admits(asked, evictable), asked, freed=evictable)
+        world.question(
+            "prealloc_fits",
+            lambda rank: rank.chain.prealloc_fits(asked, one_each),
+            {name: units + 1 for name, units in asked.items()},
+        )
+        return "fits" if world.ask(asked) else "does not fit"
 
 
 class EnsureCapacity:
     """Room is made now, so that the take that follows is served in place."""
 
     name = "ensure capacity"
-    weight = 5
+    weight = 8
 
     def generate(self, rng: random.Random, world: World) -> Numbers | None:
         """Units of each band, and whether a take follows."""
@@ -73,7 +82,7 @@ class FillArena:
     """A request gets every page that still fits, bound in every band or in as few as may be; one more is refused."""
 
     name = "fill"
-    weight = 3
+    weight = 4
 
     def generate(self, rng: random.Random, world: World) -> Numbers | None:
         """Whose, how many pages short of everything, bound where."""
@@ -119,7 +128,7 @@ class WhatIf:
     """A clone of the allocator takes and frees, over no bytes; the original does not notice, and then does the same (row C13)."""
 
     name = "what if"
-    weight = 3
+    weight = 4
 
     def generate(self, rng: random.Random, world: World) -> Numbers | None:
         """How many pages and slots, and whether another clone ends everything before."""

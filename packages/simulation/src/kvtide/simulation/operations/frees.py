@@ -18,11 +18,13 @@ class Finish:
     """Requests end, or are aborted: all they hold is freed, even under forwards that still include them."""
 
     name = "finish"
-    weight = 8
+    weight = 150
 
     def generate(self, rng: random.Random, world: World) -> Numbers | None:
         """One, or several at once."""
-        if not world.requests:
+        figures = world.ranks[0].chain.statistics()
+        # Arenas fill up, and stay nearly full: there bands meet.
+        if not world.requests or rng.random() > (figures.live_bytes / figures.arena_bytes) ** 3:
             return None
         one = 1 << rng.randrange(len(world.requests))
         return {"requests": rng.choice((one, one, one, draw_bits(rng)))}
@@ -43,7 +45,7 @@ class Retire:
     """Windows let go of pages that every later query is too far away to see."""
 
     name = "retire"
-    weight = 14
+    weight = 40
 
     def generate(self, rng: random.Random, world: World) -> Numbers | None:
         """Whose pages, in which windows."""
@@ -75,7 +77,7 @@ class DropTail:
     """Pages behind a request's last token return: slots that were reserved and rejected."""
 
     name = "drop tail"
-    weight = 4
+    weight = 10
 
     def generate(self, rng: random.Random, world: World) -> Numbers | None:
         """Whose."""
@@ -106,7 +108,7 @@ class DropCheckpoints:
     """State slots that a request kept beside its running one return."""
 
     name = "drop checkpoints"
-    weight = 3
+    weight = 4
 
     def generate(self, rng: random.Random, world: World) -> Numbers | None:
         """Whose."""

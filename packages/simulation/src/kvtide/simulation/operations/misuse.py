@@ -26,7 +26,7 @@ class Misuse:
     """One wrong call on every rank."""
 
     name = "misuse"
-    weight = 6
+    weight = 12
 
     def generate(self, rng: random.Random, world: World) -> Numbers | None:
         """Which mistake, in which band, with which unit; one that can be made now."""
@@ -111,12 +111,12 @@ def _reserved(at: _Mistake) -> Call | None:
         return None
 
     def free_under_a_reservation(rank: Rank) -> object:
-        ledger, load = rank.chain.ledger(at.band.name), Reservation("a load")
-        ledger.fix(load, rank.chain.physical_units(at.band.name, held[[at.pick % len(held)]]))
+        load = Reservation("a load")
+        rank.chain.uses.fix(load, {at.band.name: held[[at.pick % len(held)]]})
         try:
             return _free(at.band, held)(rank)
         finally:
-            ledger.unfix(load)
+            rank.chain.uses.unfix(load)
 
     return free_under_a_reservation
 

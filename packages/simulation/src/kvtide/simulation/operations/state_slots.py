@@ -18,7 +18,7 @@ class Fork:
     """A new request starts from another's state."""
 
     name = "fork"
-    weight = 3
+    weight = 4
 
     def generate(self, rng: random.Random, world: World) -> Numbers | None:
         """From whose."""
@@ -42,7 +42,7 @@ class Checkpoint:
     """Requests keep a copy of their running state, all in one copy: in a fresh slot, or over their latest checkpoint."""
 
     name = "checkpoint"
-    weight = 4
+    weight = 5
 
     def generate(self, rng: random.Random, world: World) -> Numbers | None:
         """Whose, and whether over the latest one."""
@@ -75,7 +75,7 @@ class Restore:
     """A request goes on from its latest checkpoint: copied over its running slot, or into a fresh one that replaces it."""
 
     name = "restore"
-    weight = 3
+    weight = 4
 
     def generate(self, rng: random.Random, world: World) -> Numbers | None:
         """Whose, and whether over the running slot."""

@@ -23,7 +23,7 @@ from kvtide.device import IntArray
 from kvtide.simulation.actions import Numbers
 from kvtide.simulation.bands import NONE, SimulatedBand
 from kvtide.simulation.operations.choices import draw_bits, one_of, some_of, some_places
-from kvtide.simulation.requests import BatchEntry, BatchTake, Request
+from kvtide.simulation.requests import BatchTake, Request
 from kvtide.simulation.shadow import Bools
 from kvtide.simulation.world import World
 
@@ -34,7 +34,7 @@ class Admit:
     """A request arrives: a row, and its state slot in full."""
 
     name = "admit"
-    weight = 10
+    weight = 100
 
     def generate(self, rng: random.Random, world: World) -> Numbers | None:
         """No number; as long as a row is free."""
@@ -69,19 +69,18 @@ class _Growth:
 
 
 class Grow:
-    """Rows get room for tokens of the next forward, all in one take."""
+    """Rows get room for tokens of the next forward, or for more of them, all in one take."""
 
     name = "grow"
-    weight = 26
+    weight = 160
 
     def generate(self, rng: random.Random, world: World) -> Numbers | None:
         """Which rows, how many tokens, what windows bind, what is promised."""
-        waiting = sum(request not in world.batch for request in world.requests)
-        if not waiting:
+        if not world.requests:
             return None
         return {
-            "rows": draw_bits(rng, waiting),
-            "tokens": rng.choice((1, 1, 2, rng.randrange(12))),
+            "rows": draw_bits(rng, len(world.requests)),
+            "tokens": rng.choice((1, 1, 3, rng.randrange(12))),
             "reserve": rng.choice((0, 0, 0, rng.randrange(6))),
             "cover": rng.randrange(len(COVERS)),
             "bits": draw_bits(rng),
@@ -91,8 +90,7 @@ class Grow:
 
     def apply(self, world: World, numbers: Numbers) -> str:
         """Take, append to the rows, and add them to the open batch."""
-        waiting = [request for request in world.requests if request not in world.batch]
-        growths = self._growths(world, some_of(waiting, numbers["rows"]), numbers)
+        growths = self._growths(world, some_of(world.requests, numbers["rows"]), numbers)
         if not growths:
             return "no row to grow"
         cover = COVERS[numbers["cover"] % len(COVERS)]
@@ -119,27 +117,29 @@ class Grow:
     def _growths(world: World, requests: list[Request], numbers: Numbers) -> list[_Growth]:
         growths = []
         for place, request in enumerate(requests):
-            end = request.length + (numbers["tokens"] + 5 * place * (numbers["tokens"] > 2)) % 12
+            prepared = world.batch.entry_of(request)
+            start, end = (
+                (request.length, request.length) if prepared is None else (prepared.start, prepared.end)
+            )
+            end += (numbers["tokens"] + 5 * place * (numbers["tokens"] > 2)) % 12
             columns = len(request.pages)
             if world.attention:
                 wanted = -(-(end + numbers["reserve"]) // world.layout.page_tokens)
                 if wanted > world.ranks[0].column_count:
                     continue
                 columns = max(columns, wanted)
-            growths.append(_Growth(request, request.length, end, columns - len(request.pages)))
+            growths.append(_Growth(request, start, end, columns - len(request.pages)))
         return growths
 
     @staticmethod
     def _join(world: World, growths: list[_Growth], pages: IntArray, slots: IntArray) -> None:
-        """Rows get their pages in order, the first row the slots; all of them join the batch."""
+        """Rows get their pages in order, the first row the slots; all of them are in the batch."""
         first = 0
         for growth in growths:
             world.append_pages(growth.request, pages[first : first + growth.new_pages])
             first += growth.new_pages
             growth.request.state_slots += slots.tolist()
-            world.batch.entries.append(
-                BatchEntry(growth.request, growth.start, growth.end, tuple(slots.tolist()))
-            )
+            world.batch.put(growth.request, growth.start, growth.end, tuple(slots.tolist()))
             slots = NONE
 
 
@@ -147,7 +147,7 @@ class Rebind:
     """A window binds pages again that it had let go of, or never bound, as a load would."""
 
     name = "rebind"
-    weight = 3
+    weight = 5
 
     def generate(self, rng: random.Random, world: World) -> Numbers | None:
         """Whose, in which window, which."""

@@ -14,7 +14,7 @@ class PassTime:
     """Some of what is queued on one rank runs, or its host learns how far it is; the others know nothing of it."""
 
     name = "pass time"
-    weight = 6
+    weight = 10
 
     def generate(self, rng: random.Random, world: World) -> Numbers | None:
         """Which rank, and how many pieces of work; 0 for all. Or whether it only asks for the oldest forward."""
