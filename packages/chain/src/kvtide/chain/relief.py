@@ -2,7 +2,7 @@
 
     1  in place      each band has its units free, or grows into the gap beside it; nobody's transfer is in the way
     2  refuse        no layout that can be reached serves: nothing has been touched
-    3  recover       the schedule stream waits for the newest forward in flight; what pended or was vacated is free from here on
+    3  recover       the schedule stream waits for the forwards that units pend or are vacated under; they are free from here on
     4  plan          around what transfers touch; only if that fails, the host waits for transfers, and 1 to 4 begin again
     5  realize       ends are compacted, floats relocated in an order in which none meets another
 
@@ -142,9 +142,12 @@ class Relief:
         return [(span.first_page, span.end_page) for span in found.spans]
 
     def _recover(self) -> None:
-        """Make everything free that a wait on the schedule stream can make free; the host does not wait."""
+        """Make free what waits on the schedule stream can make free: pending units, and vacated ones that a forward still reads.
+
+        The host does not wait. What moves later waits for its own writers.
+        """
         newest = self._steps.newest_unretired
-        if newest is not None:
+        if newest is not None and any(band.usage.vacated_count for band in self._bands):
             self._device.wait_event(self._device.schedule_stream, newest.event)
             self._steps.wait_queued(newest.event)
         for band in self._bands:
