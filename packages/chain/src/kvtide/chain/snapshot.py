@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
-from kvtide.chain.blocked_bytes import merged
 from kvtide.chain.errors import ChainError
 from kvtide.plan import ArenaLayout, Growth, PageSpan
 
@@ -61,28 +60,6 @@ class ChainSnapshot(NamedTuple):
     """Bytes outside all spans that nobody may write."""
 
 
-def network_fixed(snapshot: ChainSnapshot) -> ChainSnapshot:
-    """The snapshot in which whatever a transfer still touches stays: its pages are fixed, the bytes of its fences nobody's.
-
-    A plan made on it makes no host wait (row T3).
-    """
-    if not snapshot.network_bytes and not any(band.network for band in snapshot.bands):
-        return snapshot
-    bands = tuple(
-        band._replace(
-            occupied=band.occupied + band.network_free,
-            free=band.free - band.network_free,
-            fixed=_union(band.fixed, band.network),
-            network=(),
-            network_free=0,
-        )
-        if band.network
-        else band
-        for band in snapshot.bands
-    )
-    return ChainSnapshot(snapshot.layout, bands, (), snapshot.quarantined_bytes + snapshot.network_bytes)
-
-
 def reclaimed_snapshot(snapshot: ChainSnapshot, evictable: Sequence[int]) -> ChainSnapshot:
     """The snapshot as if `evictable` units of each band, in chain order, had been freed: they are credited as free.
 
@@ -106,11 +83,3 @@ def reclaimed_snapshot(snapshot: ChainSnapshot, evictable: Sequence[int]) -> Cha
         else:
             bands.append(band._replace(occupied=band.occupied - freed, free=band.free + freed))
     return snapshot._replace(bands=tuple(bands))
-
-
-def _union(left: tuple[PageSpan, ...], right: tuple[PageSpan, ...]) -> tuple[PageSpan, ...]:
-    """Extents of the pages in either, ascending and apart."""
-    if not left:
-        return right
-    firsts, ends = merged([(extent.first_page, extent.end_page) for extent in (*left, *right)])
-    return tuple(PageSpan(first_page=first, end_page=end) for first, end in zip(firsts, ends, strict=True))
