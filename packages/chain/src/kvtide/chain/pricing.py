@@ -46,7 +46,7 @@ from kvtide.chain.pricing_terms import (
     Terms,
     terms_of,
 )
-from kvtide.chain.snapshot import BandSnapshot, ChainSnapshot, network_fixed, reclaimed_snapshot
+from kvtide.chain.snapshot import BandSnapshot, ChainSnapshot, reclaimed_snapshot
 from kvtide.plan import PageSpan
 
 __all__ = [
@@ -103,7 +103,7 @@ def plan(
     stay evenly, as far as fixed pages and blocked bytes let them. With `around_network` what transfers touch stays in place.
     Raises `ChainError` for a demand that is not one count a band.
     """
-    terms = terms_of(network_fixed(snapshot) if around_network else snapshot, demand)
+    terms = terms_of(snapshot, demand, around_network=around_network)
     return _planned(snapshot, terms, step)
 
 
@@ -112,17 +112,17 @@ def feasible(snapshot: ChainSnapshot, demand: Sequence[int]) -> bool:
 
     Raises `ChainError` for a demand that is not one count a band.
     """
-    return _fits(terms_of(snapshot, demand))
+    return _fits(terms_of(snapshot, demand, around_network=False))
 
 
 def first_plan(snapshot: ChainSnapshot, demand: Sequence[int], *, around_network: bool) -> LayoutPlan | None:
     """The plan of the least step that serves the demand, or `None` where none does; arguments and errors as `plan`."""
-    terms = terms_of(network_fixed(snapshot) if around_network else snapshot, demand)
+    terms = terms_of(snapshot, demand, around_network=around_network)
     found = _planned(snapshot, terms, Rearrangement.NO_MOVE)
     if found is None and _fits(terms):
-        found = _planned(snapshot, terms, Rearrangement.FLUSH_ENDS) or _planned(
-            snapshot, terms, Rearrangement.RELAYOUT
-        )
+        # If flushing both ends is not enough, no choice of ends is.
+        flushes_do = _reach(terms, 1 | 1 << terms.last) is not None
+        found = _planned(snapshot, terms, Rearrangement.FLUSH_ENDS if flushes_do else Rearrangement.RELAYOUT)
     return found
 
 
@@ -140,15 +140,10 @@ def _planned(snapshot: ChainSnapshot, terms: Terms, step: Rearrangement) -> Layo
     if not rearranged:
         return LayoutPlan(step, spans, (), (), 0)
     last = terms.last
-    cost = sum([row[10] for row in terms.floats if rearranged >> row[0] & 1])
-    flushed: tuple[int, ...] = ()
-    if rearranged & 1 and last:
-        flushed = (0,)
-        cost += terms.up.cost
-    if rearranged >> last & 1:
-        flushed += (last,)
-        cost += terms.down.cost
+    flushed = tuple([place for place in (0, last) if rearranged >> place & 1])
     relocated = tuple([place for place in range(1, last) if rearranged >> place & 1])
+    cost = sum([row[10] for row in terms.floats if rearranged >> row[0] & 1])
+    cost += terms.up.cost * (rearranged & 1) + terms.down.cost * (rearranged >> last & 1)
     return LayoutPlan(step, spans, flushed, relocated, cost >> COUNT_BITS)
 
 
@@ -193,8 +188,7 @@ def _fewest_bytes(terms: Terms, *, may_relocate: bool) -> int | None:
     best, least = None, NEVER
     for edge, cost, rearranged in ways:
         if edge <= down.kept_byte:
-            if cost < least:
-                best, least = rearranged, cost
+            best, least = rearranged, cost
         elif edge <= down.packed_byte and cost + down.cost < least:
             best, least = rearranged | 1 << last, cost + down.cost
     return best
@@ -208,7 +202,7 @@ def _staying(ways: list[tuple[int, int, int]], row: FloatTerms) -> list[tuple[in
         if edge <= below:
             found.append((end, cost, rearranged))
             break
-        if edge <= start and above < NEVER and not found:
+        if edge <= start and not found:
             found.append((above, cost, rearranged))
     return found
 
