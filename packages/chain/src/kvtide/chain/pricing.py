@@ -107,12 +107,12 @@ def plan(
     return _planned(snapshot, terms, step)
 
 
-def feasible(snapshot: ChainSnapshot, demand: Sequence[int]) -> bool:
+def feasible(snapshot: ChainSnapshot, demand: Sequence[int], *, around_network: bool = False) -> bool:
     """Whether any reachable layout serves the demand: only fixed pages and quarantined bytes are immovable.
 
-    Raises `ChainError` for a demand that is not one count a band.
+    With `around_network` what transfers touch is, too. Raises `ChainError` for a demand that is not one count a band.
     """
-    return _fits(terms_of(snapshot, demand, around_network=False))
+    return _fits(terms_of(snapshot, demand, around_network=around_network))
 
 
 def first_plan(snapshot: ChainSnapshot, demand: Sequence[int], *, around_network: bool) -> LayoutPlan | None:

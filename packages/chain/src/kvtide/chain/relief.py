@@ -20,7 +20,7 @@ import structlog
 from kvtide.chain.chain_bands import ChainBands
 from kvtide.chain.move_order import move_order
 from kvtide.chain.pricing import LayoutPlan, Rearrangement, feasible, first_plan, plan
-from kvtide.chain.snapshot import ChainSnapshot, network_fixed
+from kvtide.chain.snapshot import ChainSnapshot
 from kvtide.device import Device
 from kvtide.ledger import FencedBytes, ForwardSteps, Hazard, InvariantError, NetworkTransfer
 from kvtide.plan import Growth
@@ -68,7 +68,9 @@ class Relief:
 
     def fits(self, asked: Sequence[int], snapshot: ChainSnapshot | None = None) -> bool:
         """Whether room can be made for units of each band, now or as `snapshot` says."""
-        return feasible(self._reachable(self.snapshot() if snapshot is None else snapshot), asked)
+        # Without a waiter, what transfers touch cannot be had.
+        around = self._wait_for_transfers is None
+        return feasible(self.snapshot() if snapshot is None else snapshot, asked, around_network=around)
 
     def verify(self) -> None:
         """Raise `InvariantError` if the snapshot that is kept is stale (C11)."""
@@ -207,7 +209,3 @@ class Relief:
             for hazard in (Hazard.NETWORK, Hazard.FIXED)
         )
         return ChainSnapshot(self._bands.layout, bands, sent, quarantined)
-
-    def _reachable(self, snapshot: ChainSnapshot) -> ChainSnapshot:
-        """The snapshot as this chain can act on it: without a waiter, what transfers touch cannot be had."""
-        return snapshot if self._wait_for_transfers is not None else network_fixed(snapshot)
