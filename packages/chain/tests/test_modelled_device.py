@@ -8,11 +8,10 @@ from collections.abc import Callable
 import pytest
 
 from kvtide.chain.band import Band
-from kvtide.chain.relief import Relief
 from kvtide.chain.units import units_of
 from kvtide.device import Stream, UnorderedAccessError
 
-from .modelled_walk import ModelledWalk, WaitDroppingDevice
+from .modelled_walk import ModelledWalk
 from .walk import layout_of
 
 LAYOUTS = [
@@ -97,20 +96,11 @@ def test_a_settle_that_does_not_wait_is_reported_within_few_seeds(monkeypatch: p
 
 
 @pytest.mark.requirement("V2")
-def test_a_rearrangement_that_does_not_wait_is_reported_within_few_seeds(
+def test_a_move_that_does_not_wait_for_its_writers_is_reported_within_few_seeds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Live pages move under the forward that writes them: it writes where they no longer are."""
-    recover = Relief._recover
-
-    def recover_at_once(relief: Relief) -> None:
-        assert isinstance(relief._device, WaitDroppingDevice)
-        relief._device.drop_next_wait = (
-            relief._steps.newest_unretired is not None
-        )  # Settling has waits of its own.
-        recover(relief)
-
-    monkeypatch.setattr(Relief, "_recover", recover_at_once)
+    monkeypatch.setattr(Band, "_wait_writers", lambda band, units: None)
     seeds, report = seeds_to_a_race(lambda walk: None)
     assert seeds <= 5
     assert re.search(
