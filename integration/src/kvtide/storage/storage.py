@@ -20,10 +20,10 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from kvtide.arena import RoutedKVCache, TensorDevice
+from kvtide.arena import OFFSET_BITS, RoutedKVCache, TensorDevice
 from kvtide.chain import ChainAllocator, TakeRefusal
 from kvtide.device import IntArray, UnitGrid
-from kvtide.ledger import ForwardSteps, InvariantError, LaunchRecord
+from kvtide.ledger import CheckLevel, ForwardSteps, InvariantChecks, InvariantError, LaunchRecord
 from kvtide.plan import ArenaLayout, KVStoragePlan
 from kvtide.sizing import SizedPlan, mirror_lengths
 from kvtide.storage.admission import Admission, AdmissionRefusal
@@ -38,13 +38,22 @@ from kvtide.storage.whole_numbers import whole_numbers
 class KVStorage:
     """See the module's docstring. Built by `kvtide.storage.build_kv_storage`."""
 
-    def __init__(self, sized: SizedPlan, device: TensorDevice) -> None:
-        """Empty, over the arena of `device`; raises `StorageError` for a plan that it cannot run."""
+    def __init__(
+        self,
+        sized: SizedPlan,
+        device: TensorDevice,
+        *,
+        check_level: CheckLevel = CheckLevel.OFF,
+        kernel_offset_bits: int = OFFSET_BITS,
+    ) -> None:
+        """Empty, over the arena of `device`; arguments and errors as `build_kv_storage`."""
         check_supported(sized.plan)
         check_policy(sized.policy)
         self.sized = sized
         self.device = device
-        self.routed_cache = RoutedKVCache(device.arena, sized.layout, sized.plan.shared_layers)
+        self.routed_cache = RoutedKVCache(
+            device.arena, sized.layout, sized.plan.shared_layers, offset_bits=kernel_offset_bits
+        )
         """Layer → views, for the model's kernels."""
         mirrors = device.create_mirrors(
             mirror_lengths(
@@ -61,7 +70,10 @@ class KVStorage:
         """For questions; rows change through the verbs."""
         self._admission = Admission(sized)
         self._translator = IdTranslator(
-            device, {band.name: band.page_tokens for band in sized.layout.bands}, sized.pages_per_row
+            device,
+            {band.name: band.page_tokens for band in sized.layout.bands},
+            sized.pages_per_row,
+            InvariantChecks(check_level),
         )
         # The owner last: a virtual page returns with it.
         self._release_order = sorted(sized.plan.token_sub_pools, key=lambda pool: pool is sized.plan.owner)
@@ -235,7 +247,10 @@ class KVStorage:
     # ── questions ──
 
     def verify_idle(self) -> None:
-        """Raise `InvariantError` unless bytes are conserved and units and promises held are those of the rows in use (K11)."""
+        """Raise `InvariantError` unless bytes are conserved and units and promises held are those of the rows in use (K11).
+
+        From the level WARN on it also looks whether every id that forwards translated lay in its table.
+        """
         self.chain.verify_byte_accounting()
         rows = self.requests.live_rows()
         expected = {
@@ -252,6 +267,7 @@ class KVStorage:
                 "a release was skipped, or units were taken from the chain directly",
             )
         self._admission.verify(rows)
+        self._translator.verify()
 
     # ── helpers ──
 
