@@ -34,6 +34,7 @@ def test_a_walk_whose_streams_are_never_late_notices_nothing(monkeypatch: pytest
         walk_with_fault(TimedPlace(), 60, Fault.BARRIER)
 
 
+@pytest.mark.requirement("K13", "A8")
 def test_the_graphs_step_would_notice_padding_that_is_somebodys(monkeypatch: pytest.MonkeyPatch) -> None:
     """Padded rows name the sink and −1 (K13): with another id in their place, outputs differ."""
     monkeypatch.setattr("gpu_graph.PADDING", (-1, 0, 0, REQUESTS))
