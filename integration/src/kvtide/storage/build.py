@@ -60,7 +60,7 @@ def build_kv_storage(
         max_context_tokens=max_context_tokens,
         chunk_tokens=chunk_tokens,
         state_slots=state_slots,
-        beside_arena={"scratch of moves": scratch_bytes},
+        beside_arena={"scratch of the device": scratch_bytes},
     )
     device = make_device(KVArena.allocate(sized.layout.arena_bytes, memory))
     if device.scratch_bytes > scratch_bytes:
