@@ -252,7 +252,7 @@ def sanitized_rows(rehearse: bool, seconds: float) -> list[Row]:
             f"not through after {seconds:.0f} s: {len(lines)} lines, the last {lines[-1:]}",
         )
     else:
-        verdict, found = "FAILED" if status else "ok", summary
+        verdict, found = ("FAILED", f"status {status}; {summary}") if status else ("ok", summary)
     if verdict == "FAILED":
         print(output[-4000:])
     return [Row(name, verdict, " ".join(found.split()), time.perf_counter() - begun)]
