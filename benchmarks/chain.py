@@ -20,8 +20,19 @@ import numpy as np
 from kvtide.chain import BandTake, ChainAllocator, Taken
 from kvtide.device import ImmediateEvent, IntArray, Mirror, NumpyDevice, Stream, UnitGrid
 from kvtide.ledger import ForwardSteps, LaunchRecord
-from kvtide.plan import DType, FullLifetime, KVLayerDecl, KVPart, MHAGeometry, StateGeometry, StateLifetime, TensorDecl
-from kvtide.plan import WindowLifetime, lay_out, plan_kv_storage
+from kvtide.plan import (
+    DType,
+    FullLifetime,
+    KVLayerDecl,
+    KVPart,
+    MHAGeometry,
+    StateGeometry,
+    StateLifetime,
+    TensorDecl,
+    WindowLifetime,
+    lay_out,
+    plan_kv_storage,
+)
 
 WINDOW, SLOTS = 128, 1_085_069
 """Tokens a window sees, and tokens that the pools hold: 40 GB of gpt-oss-120b."""
