@@ -169,7 +169,7 @@ def _draw_bands(rng: random.Random) -> tuple[BandDraft, ...]:
         has_state, window_count, has_full = (
             rng.random() < 0.7,
             rng.choice((0, 1, 1, 2, 2, 3)),
-            rng.random() < 0.8,
+            rng.random() < 0.7,
         )
         if window_count + has_state + has_full < 2:
             return _draw_bands(rng)

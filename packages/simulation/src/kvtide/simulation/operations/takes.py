@@ -147,7 +147,7 @@ class Rebind:
     """A window binds pages again that it had let go of, or never bound, as a load would."""
 
     name = "rebind"
-    weight = 5
+    weight = 12
 
     def generate(self, rng: random.Random, world: World) -> Numbers | None:
         """Whose, in which window, which."""
