@@ -115,6 +115,18 @@ def gpu(session: nox.Session) -> None:
     session.run("bash", "tools/gpu_check.sh", *session.posargs, env={"PYTHON": sys.executable}, external=True)
 
 
+@nox.session(default=False)
+def bench_peers(session: nox.Session) -> None:
+    """Ours, SGLang and vLLM over the same work; no part of CI. Share: 20 min, and 1 GB of downloads the first time.
+
+    The peers' environment lies in `.nox/peers`, or where `-- --environment FOLDER` says; it is never ours.
+    """
+    where: list[str | Path] = (
+        [] if "--environment" in session.posargs else ["--environment", SCRATCH / "peers"]
+    )
+    python(session, "benchmarks/peers/table.py", *where, *session.posargs)
+
+
 # --- environments of `tests` --------------------------------------------------------------------------------------
 
 

@@ -48,7 +48,7 @@ def compaction_figures(samples: int = 9) -> Iterator[Figure]:
             times.append(thread_us(lambda: books.chain.ensure_capacity(asked)))  # noqa: B023 – called at once
             moves = books.chain.statistics().moved_units
         yield Figure(f"urgent compaction, {live_pages:,} pages", 1, statistics.median(times))
-        yield Figure(f"urgent compaction, {live_pages:,} pages: moves", 1, moves)
+        yield Figure(f"urgent compaction, {live_pages:,} pages, moves", 1, moves)
 
 
 def flush_figures() -> Iterator[Figure]:
@@ -62,7 +62,7 @@ def flush_figures() -> Iterator[Figure]:
         before, moved = moved, books.chain.statistics().moved_units
         if moved - before < FLUSH_MOVES:
             break
-    yield Figure(f"opportunistic flush, {FLUSH_MOVES:,} moves", 1, statistics.median(times[:-1]))
+    yield Figure(f"opportunistic flush of {FLUSH_MOVES:,} pages", 1, statistics.median(times[:-1]))
 
 
 def floor_figures(samples: int = 9) -> Iterator[Figure]:

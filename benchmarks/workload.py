@@ -226,5 +226,5 @@ def _churn_figures(books_of: Callable[[Shape, int], Books | None], page_tokens: 
     generated = run_churn(books, requests)
     written = books.token_bytes * sum(prompt + output for prompt, output in requests)
     yield Figure("churn, a generated token", page_tokens, (books.spent_ns - before[0]) / generated / 1000)
-    yield Figure("churn, bytes zeroed / KV bytes", page_tokens, (books.zeroed_bytes - before[1]) / written)
-    yield Figure("churn, bytes moved / KV bytes", page_tokens, (books.moved_bytes - before[2]) / written)
+    yield Figure("churn, zeroed / KV bytes", page_tokens, (books.zeroed_bytes - before[1]) / written)
+    yield Figure("churn, moved / KV bytes", page_tokens, (books.moved_bytes - before[2]) / written)
