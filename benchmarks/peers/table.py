@@ -23,7 +23,7 @@ from environment import WHEELS, Environment, peers_environment
 BENCHMARKS = Path(__file__).resolve().parent.parent
 sys.path.append(str(BENCHMARKS))
 
-from models import MODELS, Model, ideal_count, mixed_lengths  # noqa: E402 – found by the line above
+from models import BUDGET_BYTES, MODELS, Model, ideal_count, mixed_lengths  # noqa: E402 – found by the line above
 
 Key: TypeAlias = tuple[str, int]
 """Operation and tokens a page."""
@@ -131,13 +131,12 @@ def _held(
     counts = [int(column[row, size]) for size in sizes if (row, size) in column]
     if len(counts) < len(sizes):
         return "–"
-    return (
-        f"{' / '.join(map(str, counts))} ({' / '.join(_useful(model, lengths, count) for count in counts)})"
-    )
+    shares = dict.fromkeys(_useful(model, lengths, count) for count in counts)
+    return f"{' / '.join(map(str, counts))} ({' / '.join(shares)})"
 
 
 def _useful(model: Model, lengths: Sequence[int], count: int) -> str:
-    return f"{sum(map(model.needed_bytes, lengths[:count])) / 40e9:.1%}"
+    return f"{sum(map(model.needed_bytes, lengths[:count])) / BUDGET_BYTES:.1%}"
 
 
 def _ratio(ours: float | None, other: float | None) -> str:
