@@ -91,7 +91,7 @@ def docs(session: nox.Session) -> None:
 
 @nox.session
 def tools(session: nox.Session) -> None:
-    """The tools' own tests. Share: 20 s, cold or warm."""
+    """The tools' own tests. Share: 40 s, cold or warm."""
     python(session, "-m", *PYTEST, "tools/tests", *session.posargs)
 
 
@@ -111,8 +111,12 @@ def integration(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def gpu(session: nox.Session) -> None:
-    """Everything that needs a GPU, on one; no part of CI. Share: 10 min at most."""
-    session.run("bash", "tools/gpu_check.sh", *session.posargs, env={"PYTHON": sys.executable}, external=True)
+    """Everything that needs a GPU, on one; no part of CI. Share: 10 min at most.
+
+    `.venv` may hold a CPU build of torch: then PYTHON names the interpreter to run with, one whose torch sees the GPU.
+    """
+    interpreter = os.environ.get("PYTHON", sys.executable)
+    session.run("bash", "tools/gpu_check.sh", *session.posargs, env={"PYTHON": interpreter}, external=True)
 
 
 @nox.session(default=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
 import numpy as np
@@ -62,6 +63,13 @@ class StorageDevice(ModelledDevice):
 
     def send(self, stream: Stream, arrays: Sequence[IntArray]) -> list[torch.Tensor]:
         return [torch.from_numpy(array) for array in arrays]
+
+    @property
+    def scratch_bytes(self) -> int:
+        return SCRATCH_BYTES
+
+    def on_stream(self, stream: Stream) -> AbstractContextManager[object]:
+        return nullcontext()
 
     def prewarm(self, grids: Sequence[UnitGrid]) -> None:
         """Nothing is compiled."""

@@ -66,12 +66,13 @@ def arena(
     prefix_bytes: int = 0,
     first_pages: Sequence[int] | None = None,
     page_counts: Sequence[int | None] | None = None,
+    origins: Sequence[int] | None = None,
 ) -> ArenaLayout:
-    """An arena of a few bytes. Bands begin at the prefix's end, or lower where `first_pages` are not 0."""
+    """An arena of a few bytes. Bands begin at the prefix's end, or so that their first page does, or at `origins`."""
     bands = []
     for place, (unit, growth) in enumerate(zip(units, growths(len(units)), strict=True)):
         first_page = 0 if first_pages is None else first_pages[place]
-        origin = prefix_bytes if not first_page else max(0, prefix_bytes - first_page * unit)
+        origin = max(0, prefix_bytes - first_page * unit) if origins is None else origins[place]
         room = (arena_bytes - origin) // unit
         limit = None if page_counts is None else page_counts[place]
         bands.append(

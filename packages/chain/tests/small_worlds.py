@@ -89,13 +89,14 @@ def every_question() -> Iterator[Question]:
         for world in worlds(lone, [anchored(lone, 0, letterings(4, "l.XN"))], fences[:1], fences[:1]):
             yield from ((world, (asked,)) for asked in (0, 1, 2, 4))
     yield from _two_bands()
+    yield from _page_ranges()
     yield from _three_bands()
     yield from _more_bands()
 
 
 def _two_bands() -> Iterator[Question]:
     layout = arena((2, 3), 14, prefix_bytes=1)
-    up = anchored(layout, 0, ["", *letterings(2, "l.Xn"), "l..", ".l.", "..X", "x.l", "N.l."])
+    up = anchored(layout, 0, ["", *letterings(2, "l.Xn"), "l..", ".l.", "..X", "x.l", "N.l.", "X.Nl", "N.X."])
     down = anchored(layout, 1, ["", "l", ".", "l.", ".l", ".X", ".n", "..N", ".l."])
     for world in worlds(layout, [up, down]):
         yield from ((world, asked) for asked in [(0, 0), (1, 0), (0, 1), (2, 1), (1, 3), (3, 1)])
@@ -107,12 +108,30 @@ def _two_bands() -> Iterator[Question]:
                 yield from ((world, asked) for asked in itertools.product(range(3), range(4)))
 
 
+def _page_ranges() -> Iterator[Question]:
+    """Bands whose pages begin behind the prefix's end and stop before the arena's."""
+    layout = arena(
+        (2, 1, 2), 16, prefix_bytes=1, first_pages=(2, 7, 2), page_counts=(5, 13, 7), origins=(0, 0, 0)
+    )
+    states = [
+        anchored(layout, 0, ["", "l", "l."]),
+        anywhere(layout, 1, ["", "l", "l.X", ".l"]),
+        anchored(layout, 2, ["", "l", ".l"]),
+    ]
+    for world in worlds(layout, states):
+        yield from ((world, asked) for asked in itertools.product((0, 1, 3), (0, 1, 2, 4), (0, 2)))
+    for world in worlds(layout, states, [], [(1, 2), (15, 16)]):
+        yield from (
+            (world, asked) for asked in [(0, 0, 5), (0, 0, 6), (3, 0, 0), (4, 0, 0), (0, 6, 0), (0, 7, 0)]
+        )
+
+
 def _three_bands() -> Iterator[Question]:
     layout = arena((2, 3, 2), 22, prefix_bytes=1)
     ends = ["", "l", "l..", ".N"]
-    floats = anywhere(layout, 1, ["", "l", ".", "l.l", "X.l", "l.N", "n.", ".lX."])
+    floats = anywhere(layout, 1, ["", "l", ".", "l.l", "X.l", "l.N", "n.", ".lX.", "XlN"])
     for world in worlds(layout, [anchored(layout, 0, ends), floats, anchored(layout, 2, ends)]):
-        yield from ((world, asked) for asked in [(0, 1, 0), (3, 0, 0), (1, 2, 1), (2, 1, 3), (0, 0, 4)])
+        yield from ((world, asked) for asked in [(0, 1, 0), (3, 0, 0), (1, 2, 1), (2, 1, 3), (5, 0, 5)])
     ends = ["l", "..l"]
     floats = anywhere(layout, 1, ["", "l.", "lX"])
     for fence in [(4, 5), (8, 12), (15, 16)]:
@@ -155,9 +174,12 @@ def questions(draw: st.DrawFn) -> Question:
     units = [draw(st.integers(1, 5)) for _ in range(count)]
     prefix_bytes = draw(st.integers(0, 4))
     arena_bytes = prefix_bytes + draw(st.integers(4, 30))
-    first_pages = [draw(st.integers(0, 1)) for _ in range(count)]
-    layout = arena(units, arena_bytes, prefix_bytes=prefix_bytes, first_pages=first_pages)
-    weights = draw(st.sampled_from(["ll.", "l.XN", "l..", "lllXxNn..", "."]))
+    first_pages = [draw(st.sampled_from([0, 0, 1])) for _ in range(count)]
+    page_counts = [draw(st.none() | st.integers(2, 12)) for _ in range(count)]
+    layout = arena(
+        units, arena_bytes, prefix_bytes=prefix_bytes, first_pages=first_pages, page_counts=page_counts
+    )
+    weights = draw(st.sampled_from(["ll.", "l.XN", "l..", "lllXxNn..", "XNl", "."]))
     bands, gaps = _fill(layout, random_state, weights)
     fences: tuple[list[Extent], list[Extent]] = ([], [])
     for which in fences:

@@ -149,7 +149,7 @@ def work(layout: ArenaLayout, filled: float) -> list[int]:
     return counts
 
 
-@pytest.mark.requirement("C10", "C2", "D11")
+@pytest.mark.requirement("C10", "C2")
 def test_an_operation_touches_as_much_in_an_arena_of_a_million_pages_as_in_one_of_a_thousand() -> None:
     """A peer's free concatenates the whole free list: there every request pays for the size of the pool."""
     small, large = (

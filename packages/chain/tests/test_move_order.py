@@ -38,6 +38,15 @@ def test_one_that_spreads_both_ways_goes_last() -> None:
     assert order[-1] == 2
 
 
+@pytest.mark.requirement("C6")
+def test_a_float_that_keeps_nothing_leaves_before_others_come() -> None:
+    """Its target is empty and said to lie at its anchor, far below; that makes nobody wait, and it waits for nobody."""
+    layout = arena((1, 1, 1, 1, 1), 100)
+    spans = spans_of((0, 0), (10, 20), (20, 30), (30, 40), (100, 100))
+    targets = spans_of((0, 0), (15, 25), (0, 0), (25, 35), (100, 100))
+    assert move_order(layout, spans, targets, [3, 1, 2]) == [2, 1, 3]
+
+
 @st.composite
 def shuffles(draw: st.DrawFn) -> tuple[ArenaLayout, list[PageSpan], list[PageSpan]]:
     """Floats of differing units that all go elsewhere, close together, so that most are in somebody's way."""

@@ -63,6 +63,13 @@ def test_blocked_bytes_bound_a_gap() -> None:
     bands = [(0, ""), (20, "l" * 10), (100, "")]
     assert span(price(LEVEL, bands, (0, 5, 0)), 1) == (20, 35)
     assert span(price(LEVEL, bands, (0, 5, 0), quarantined=[(40, 41)]), 1) == (15, 30)
+    bands = [(0, ""), (70, "l" * 10), (100, "")]
+    assert span(price(LEVEL, bands, (0, 5, 0)), 1) == (65, 80)
+    assert span(price(LEVEL, bands, (0, 5, 0), quarantined=[(59, 60)]), 1) == (70, 85)
+    for touching in [(69, 70), (80, 81)]:
+        found = price(LEVEL, bands, (0, 5, 0), quarantined=[touching])
+        assert found is not None
+        assert found.step is Rearrangement.NO_MOVE
 
 
 @pytest.mark.requirement("C3", "C4")
@@ -173,6 +180,17 @@ def test_floats_that_move_share_the_free_bytes() -> None:
     assert max(gaps) - min(gaps) <= 1
     assert sum(gaps) == 170 - 50 - 40
     assert span(found, 3) == (170, 180)
+
+
+@pytest.mark.requirement("C4")
+def test_a_float_that_stays_parts_those_that_move() -> None:
+    """The bytes at either side of it are shared by the floats of that side alone."""
+    layout = arena((1, 1, 1, 1, 1), 200)
+    bands = [(0, "l" * 10), (15, "l" * 10), (80, "l" * 50), (170, "l" * 10), (200, "")]
+    found = price(layout, bands, (30, 0, 0, 0, 25))
+    assert found is not None
+    assert found.relocated == (1, 3)
+    assert [span(found, place) for place in (1, 2, 3)] == [(55, 65), (80, 130), (147, 157)]
 
 
 @pytest.mark.requirement("C4", "T3")

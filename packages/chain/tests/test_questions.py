@@ -17,7 +17,7 @@ from .test_takes import RATIO, Bytes, ids, mixed_layout
 from .walk import Walk, layout_of
 
 
-@pytest.mark.requirement("C5", "C2", "D3", "P10")
+@pytest.mark.requirement("C5", "C2", "P10")
 @settings(max_examples=120, deadline=None)
 @given(data=st.data(), full=st.booleans())
 def test_a_yes_is_a_take_that_succeeds_and_a_no_changes_nothing(data: st.DataObject, full: bool) -> None:
@@ -100,7 +100,7 @@ def test_two_takes_that_each_fit_and_together_do_not() -> None:
     assert isinstance(walk.chain.take(pages=pages), TakeRefusal)
 
 
-@pytest.mark.requirement("C5", "D3")
+@pytest.mark.requirement("C5")
 def test_a_refusal_says_what_would_have_to_be_freed() -> None:
     """At 3 a.m. the question is what to kill; units of one kind may be worth more than their number."""
     layout = layout_of({"state": 112, "4": 80, "full": 48}, 1200)
@@ -119,7 +119,7 @@ def test_a_refusal_says_what_would_have_to_be_freed() -> None:
         assert f"{units} of {name!r}" in str(refusal)
 
 
-@pytest.mark.requirement("C5", "D3")
+@pytest.mark.requirement("C5")
 def test_a_take_larger_than_the_arena_says_how_much_of_it_an_empty_one_holds() -> None:
     """It would wait for ever: whoever asks must know at once, and what to ask for instead."""
     layout = layout_of({"state": 112, "full": 48}, 1000)

@@ -421,3 +421,24 @@ def test_moves_go_from_the_frontier_inward_and_in_runs() -> None:
     assert copies == [(list(range(54, 64)), list(range(8, 18)))]
     assert world.chain.span("state").end_page == 54
     world.check()
+
+
+@pytest.mark.requirement("C7", "L3")
+def test_vacated_units_inside_the_span_are_free_once_their_readers_are_waited_for() -> None:
+    """The frontier cannot pass a unit that a send still reads, so what moved away stays inside, and is capacity all the same."""
+    world = World(layout_of({"state": 112, "full": 48}, 48 + 112 * 6))
+    slots = world.take(slots=6).state_slots
+    world.chain.uses.begin(NetworkTransfer("send 1", Access.READ), {"state": slots[5:]})
+    world.free("state", np.concatenate([slots[:2], slots[5:]]))
+    recorded = world.forward()
+    assert world.chain.flush_opportunistic() == 2
+    statistics = world.chain.statistics().bands[0]
+    assert (statistics.vacated_units, statistics.withheld_units, statistics.span_units) == (2, 1, 6)
+    assert world.steps.retired_through == -1
+    assert world.chain.units_fit({"state": 2})
+    assert not world.chain.units_fit({"state": 3})
+    world.take(slots=1)
+    assert world.steps.retired_through == recorded.forward, "the schedule stream waits for the reader"
+    world.take(slots=1)
+    world.process()
+    world.check()

@@ -55,6 +55,10 @@ class WatchingDevice(NumpyDevice):
         self.forward_of[id(event)] = forward
         return event
 
+    def query_event(self, event: Event) -> bool:
+        """Not yet: a wait that is saved would not be seen."""
+        return False
+
     def wait_event(self, stream: Stream, event: Event) -> None:
         assert stream.name == "schedule"
         self.cleared = max(self.cleared, self.forward_of[id(event)])
@@ -149,7 +153,10 @@ class Walk:
             for unit in self.chain.live_units(band.name).tolist():
                 self.device.touched_by[band.start_byte(unit) : band.start_byte(unit + 1)] = record.forward
         self.events.append(self.device.record_forward(record.forward))
-        self.steps.forward_recorded(record, self.events[-1])
+        self.chain.forward_recorded(
+            self.steps.forward_recorded(record, self.events[-1]),
+            {name: np.array(list(units), np.int64) for name, units in self.held.items()},
+        )
         self.in_flight.append(record)
 
     def process(self) -> None:

@@ -22,10 +22,10 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from kvtide.arena import RoutedKVCache, TensorDevice
+from kvtide.arena import OFFSET_BITS, RoutedKVCache, TensorDevice
 from kvtide.chain import BandTake, ChainAllocator, Taken, TakeRefusal
 from kvtide.device import IntArray, UnitGrid
-from kvtide.ledger import ForwardSteps, InvariantError, LaunchRecord
+from kvtide.ledger import CheckLevel, ForwardSteps, InvariantChecks, InvariantError, LaunchRecord
 from kvtide.plan import ArenaLayout, KVStoragePlan, SubPoolKind
 from kvtide.sizing import SizedPlan, mirror_lengths
 from kvtide.storage.admission import Admission, AdmissionRefusal
@@ -40,16 +40,23 @@ from kvtide.storage.whole_numbers import whole_numbers
 class KVStorage:
     """See the module's docstring. Built by `kvtide.storage.build_kv_storage`."""
 
-    def __init__(self, sized: SizedPlan, device: TensorDevice, *, writes_whole_pages: bool = False) -> None:
-        """Empty, over the arena of `device`; raises `StorageError` for a plan that it cannot run.
-
-        `writes_whole_pages`: see `build_kv_storage`.
-        """
+    def __init__(
+        self,
+        sized: SizedPlan,
+        device: TensorDevice,
+        *,
+        check_level: CheckLevel = CheckLevel.OFF,
+        kernel_offset_bits: int = OFFSET_BITS,
+        writes_whole_pages: bool = False,
+    ) -> None:
+        """Empty, over the arena of `device`; arguments and errors as `build_kv_storage`."""
         check_supported(sized.plan)
         check_policy(sized.policy)
         self.sized = sized
         self.device = device
-        self.routed_cache = RoutedKVCache(device.arena, sized.layout, sized.plan.shared_layers)
+        self.routed_cache = RoutedKVCache(
+            device.arena, sized.layout, sized.plan.shared_layers, offset_bits=kernel_offset_bits
+        )
         """Layer → views, for the model's kernels."""
         mirrors = device.create_mirrors(
             mirror_lengths(
@@ -60,14 +67,18 @@ class KVStorage:
         )
         device.prewarm([UnitGrid(band.origin_bytes, band.unit_bytes) for band in sized.layout.bands])
         self._steps = ForwardSteps()
-        self.chain = ChainAllocator(sized.layout, device, mirrors, self._steps)
+        checks = InvariantChecks(check_level)
+        self.chain = ChainAllocator(sized.layout, device, mirrors, self._steps, checks=checks)
         """For statistics and questions; takes and frees go through the verbs."""
         self.requests = RequestTable(sized.max_running_requests, sized.pages_per_row, mirrors["rows"])
         """For questions; rows change through the verbs."""
         self._admission = Admission(sized)
         self._writes_whole_pages = writes_whole_pages
         self._translator = IdTranslator(
-            device, {band.name: band.page_tokens for band in sized.layout.bands}, sized.pages_per_row
+            device,
+            {band.name: band.page_tokens for band in sized.layout.bands},
+            sized.pages_per_row,
+            checks,
         )
         # The owner last: a virtual page returns with it.
         self._release_order = sorted(sized.plan.token_sub_pools, key=lambda pool: pool is sized.plan.owner)
@@ -247,7 +258,10 @@ class KVStorage:
     # ── questions ──
 
     def verify_idle(self) -> None:
-        """Raise `InvariantError` unless bytes are conserved and units and promises held are those of the rows in use (K11)."""
+        """Raise `InvariantError` unless bytes are conserved and units and promises held are those of the rows in use (K11).
+
+        From the level WARN on it also looks whether every id that forwards translated lay in its table.
+        """
         self.chain.verify_byte_accounting()
         rows = self.requests.live_rows()
         expected = {
@@ -264,6 +278,7 @@ class KVStorage:
                 "a release was skipped, or units were taken from the chain directly",
             )
         self._admission.verify(rows)
+        self._translator.verify()
 
     # ── helpers ──
 

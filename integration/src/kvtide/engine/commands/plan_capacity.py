@@ -18,7 +18,7 @@ from kvtide.engine.commands.plan_report import (
     StageReport,
 )
 from kvtide.plan import (
-    MOVE_SCRATCH_BYTES,
+    GPU_SCRATCH_BYTES,
     KVLayerDecl,
     KVStoragePlan,
     StateGeometry,
@@ -143,7 +143,7 @@ def size_each_stage(question: CapacityQuestion, plans: Sequence[KVStoragePlan]) 
         "max_running_requests": question.max_running_requests,
         "max_context_tokens": question.max_context_tokens,
         "chunk_tokens": question.chunk_tokens,
-        "beside_arena": {"scratch of moves": MOVE_SCRATCH_BYTES},
+        "beside_arena": {"scratch of the device": GPU_SCRATCH_BYTES},
     }
     if len(plans) == 1:
         return (size_plan(plans[0], **limits, policy=question.policy),)

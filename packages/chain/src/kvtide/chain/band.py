@@ -84,7 +84,7 @@ class Band(BandUnits):
     def settle_all(self) -> None:
         """Make holes of every pending unit, and of every vacated one that no send reads; the host does not wait.
 
-        The caller has made the schedule stream wait for the newest forward in flight.
+        Those that a forward may still read come back if the caller has made the schedule stream wait for the newest one.
         """
         if len(self.pending):
             self._settle(len(self.pending))

@@ -36,7 +36,7 @@ class BlockedBytes(NamedTuple):
         for run in range(bisect_right(self.ends, origin + page * unit), len(self.firsts)):
             if self.firsts[run] >= origin + (page + packed) * unit:
                 break
-            page = max(page, -((origin - self.ends[run]) // unit))
+            page = -((origin - self.ends[run]) // unit)
         return page
 
     def clear_below(self, page: int, packed: int, unit: int, origin: int) -> int:
@@ -44,7 +44,7 @@ class BlockedBytes(NamedTuple):
         for run in range(bisect_left(self.firsts, origin + (page + packed) * unit) - 1, -1, -1):
             if self.ends[run] <= origin + page * unit:
                 break
-            page = min(page, (self.firsts[run] - origin) // unit - packed)
+            page = (self.firsts[run] - origin) // unit - packed
         return page
 
 

@@ -28,7 +28,8 @@ def move_order(
 ) -> list[int]:
     """`places`, floats to be relocated, in an order in which no target overlaps a span of one that comes later.
 
-    `spans` and `targets` are those of all bands, in chain order; both keep that order and share no byte.
+    `spans` and `targets` are those of all bands, in chain order; both keep that order and share no byte. Each of `places` has a
+    span; the target of one that keeps nothing is empty, wherever it is said to lie.
     """
     looks_down: list[int] = []
     first: list[int] = []
@@ -37,6 +38,5 @@ def move_order(
         band, span, target = layout.bands[place], spans[place], targets[place]
         waits = target.page_count and band.start_byte(target.first_page) < held_to
         (looks_down if waits else first).append(place)
-        if span.page_count:
-            held_to = band.start_byte(span.end_page)
+        held_to = band.start_byte(span.end_page)
     return first[::-1] + looks_down

@@ -18,18 +18,18 @@ layout serves, the one in which every band ends as low as it can does, and one p
 the right for the *ceiling*, the greatest edge from which the bands from here on can still be served; so a pass from the right
 says how far each band may reach, and whatever ends at its ceiling or lower leaves room for the rest.
 
-It takes a look at only the least of a band's spans. A float that stays has two, grown down or up; of a block, relocated or first
-placed, it is the lowest page at or behind the edge from which it holds the fixed extents, stays in range and clear of blocked
-bytes. Longer spans than needed never help: they contain a shorter one that begins no lower and ends no higher.
+So of each band only the least span needs a look. A float that stays has two, grown down or up. A block, of a float that is
+relocated or first placed, goes to the lowest page at or behind the edge from which it holds the fixed extents, stays in range
+and is clear of blocked bytes. Spans longer than needed never help: they contain one that begins no lower and ends no higher.
 
 **Fewest bytes.** To stay costs nothing, to be rearranged a sum that does not depend on where the others stand. So of two ways to
 place the bands so far, one that ends no later and costs no more is as good in every continuation, and only those that no other
 beats, in edge and cost, go on to the next band. A float that stays ends at one of two bytes whatever the edge, so their number
-grows by two a band at most. `feasible` and the check in place are one pass each, O(bands + extents); fewest bytes is
-O(bands × ways kept), at most quadratic in the bands. Nothing here depends on how many pages the arena has.
+grows by two a band at most. `feasible` is one pass and a plan in place two, O(bands + extents) once extents are in order; fewest
+bytes is O(bands × ways kept), at most quadratic in the bands. Nothing here depends on how many pages the arena has.
 
-Ties: of equal bytes the fewest bands rearranged, then the layout that ends lowest, then the one that rearranges bands of lower
-places. No set, no hash and no clock is asked, so every rank answers alike (C10).
+Ties: of equal bytes the fewest bands rearranged; of those, band by band, the way that ends lower, then that of lower places. No
+set, hash or clock is asked, so every rank answers alike (C10).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from kvtide.chain.pricing_terms import (
     Terms,
     terms_of,
 )
-from kvtide.chain.snapshot import BandSnapshot, ChainSnapshot, network_fixed, reclaimed_snapshot
+from kvtide.chain.snapshot import BandSnapshot, ChainSnapshot, reclaimed_snapshot
 from kvtide.plan import PageSpan
 
 __all__ = [
@@ -103,26 +103,26 @@ def plan(
     stay evenly, as far as fixed pages and blocked bytes let them. With `around_network` what transfers touch stays in place.
     Raises `ChainError` for a demand that is not one count a band.
     """
-    terms = terms_of(network_fixed(snapshot) if around_network else snapshot, demand)
+    terms = terms_of(snapshot, demand, around_network=around_network)
     return _planned(snapshot, terms, step)
 
 
-def feasible(snapshot: ChainSnapshot, demand: Sequence[int]) -> bool:
+def feasible(snapshot: ChainSnapshot, demand: Sequence[int], *, around_network: bool = False) -> bool:
     """Whether any reachable layout serves the demand: only fixed pages and quarantined bytes are immovable.
 
-    Raises `ChainError` for a demand that is not one count a band.
+    With `around_network` what transfers touch is, too. Raises `ChainError` for a demand that is not one count a band.
     """
-    return _fits(terms_of(snapshot, demand))
+    return _fits(terms_of(snapshot, demand, around_network=around_network))
 
 
 def first_plan(snapshot: ChainSnapshot, demand: Sequence[int], *, around_network: bool) -> LayoutPlan | None:
     """The plan of the least step that serves the demand, or `None` where none does; arguments and errors as `plan`."""
-    terms = terms_of(network_fixed(snapshot) if around_network else snapshot, demand)
+    terms = terms_of(snapshot, demand, around_network=around_network)
     found = _planned(snapshot, terms, Rearrangement.NO_MOVE)
     if found is None and _fits(terms):
-        found = _planned(snapshot, terms, Rearrangement.FLUSH_ENDS) or _planned(
-            snapshot, terms, Rearrangement.RELAYOUT
-        )
+        # If flushing both ends is not enough, no choice of ends is.
+        flushes_do = _reach(terms, 1 | 1 << terms.last) is not None
+        found = _planned(snapshot, terms, Rearrangement.FLUSH_ENDS if flushes_do else Rearrangement.RELAYOUT)
     return found
 
 
@@ -140,15 +140,10 @@ def _planned(snapshot: ChainSnapshot, terms: Terms, step: Rearrangement) -> Layo
     if not rearranged:
         return LayoutPlan(step, spans, (), (), 0)
     last = terms.last
-    cost = sum([row[10] for row in terms.floats if rearranged >> row[0] & 1])
-    flushed: tuple[int, ...] = ()
-    if rearranged & 1 and last:
-        flushed = (0,)
-        cost += terms.up.cost
-    if rearranged >> last & 1:
-        flushed += (last,)
-        cost += terms.down.cost
+    flushed = tuple([place for place in (0, last) if rearranged >> place & 1])
     relocated = tuple([place for place in range(1, last) if rearranged >> place & 1])
+    cost = sum([row[10] for row in terms.floats if rearranged >> row[0] & 1])
+    cost += terms.up.cost * (rearranged & 1) + terms.down.cost * (rearranged >> last & 1)
     return LayoutPlan(step, spans, flushed, relocated, cost >> COUNT_BITS)
 
 
@@ -193,8 +188,7 @@ def _fewest_bytes(terms: Terms, *, may_relocate: bool) -> int | None:
     best, least = None, NEVER
     for edge, cost, rearranged in ways:
         if edge <= down.kept_byte:
-            if cost < least:
-                best, least = rearranged, cost
+            best, least = rearranged, cost
         elif edge <= down.packed_byte and cost + down.cost < least:
             best, least = rearranged | 1 << last, cost + down.cost
     return best
@@ -208,7 +202,7 @@ def _staying(ways: list[tuple[int, int, int]], row: FloatTerms) -> list[tuple[in
         if edge <= below:
             found.append((end, cost, rearranged))
             break
-        if edge <= start and above < NEVER and not found:
+        if edge <= start and not found:
             found.append((above, cost, rearranged))
     return found
 

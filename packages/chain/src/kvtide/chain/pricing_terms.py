@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
-from kvtide.chain.blocked_bytes import BlockedBytes, blocked_bytes
+from kvtide.chain.blocked_bytes import BlockedBytes, blocked_bytes, merged
 from kvtide.chain.errors import ChainError
-from kvtide.chain.snapshot import ChainSnapshot
+from kvtide.chain.snapshot import BandSnapshot, ChainSnapshot
+from kvtide.plan import ArenaLayout
 
 NEVER = 1 << 62
 """Above every byte of every arena."""
@@ -67,103 +68,123 @@ class Terms(NamedTuple):
     """Bytes that no band may come to hold."""
 
 
-def terms_of(snapshot: ChainSnapshot, demand: Sequence[int]) -> Terms:
-    """What pricing needs to know. Raises `ChainError` for a demand that is not one count of units a band."""
-    layout, bands, _, quarantined = snapshot
+def terms_of(snapshot: ChainSnapshot, demand: Sequence[int], *, around_network: bool) -> Terms:
+    """What pricing needs to know; with `around_network` what a transfer touches is fixed, or blocked, as if for good.
+
+    Raises `ChainError` for a demand that is not one count of units a band.
+    """
+    layout, bands, network_bytes, quarantined_bytes = snapshot
     last = len(bands) - 1
     if len(demand) != last + 1 or min(demand) < 0:
         raise ChainError(
             f"cannot price {list(demand)}: it takes {last + 1} counts of 0 or more, one a band in chain order"
         )
-    blocked = blocked_bytes(quarantined)
-    grids = layout.bands
+    blocked = blocked_bytes(quarantined_bytes + network_bytes if around_network else quarantined_bytes)
     floats: list[FloatTerms] = []
     placed = 0
     for place in range(1, last):
-        first_page, end_page, occupied, free, fixed, _, _ = bands[place]
+        first_page, end_page, occupied, free, fixed, network, _ = bands[place]
         asked = demand[place]
         if first_page == end_page and not asked:
             continue
-        grid = grids[place]
-        unit, origin, lowest, highest_end = (
-            grid.unit_bytes,
-            grid.origin_bytes,
-            grid.first_page,
-            grid.page_count,
-        )
-        packed = occupied + asked
-        movable = occupied
-        highest = highest_end - packed
-        if fixed:
-            fixed_first, fixed_end = fixed[0].first_page, fixed[-1].end_page
-            packed = max(packed, fixed_end - fixed_first)
-            lowest = max(lowest, fixed_end - packed)
-            highest = min(highest_end - packed, fixed_first)
-            movable -= sum([extent.end_page - extent.first_page for extent in fixed])
+        fixed_first = fixed_end = fixed_count = 0
+        if fixed or network:
+            occupied, free, fixed_first, fixed_end, fixed_count = _fixed_terms(bands[place], around_network)
+        grid = layout.bands[place]
+        unit, origin, lowest, highest = grid.unit_bytes, grid.origin_bytes, grid.first_page, grid.page_count
+        below, start, end, above = NOWHERE, NOWHERE, NEVER, NEVER
         if first_page == end_page:
             placed |= 1 << place
-            below, start, end, above, cost = NOWHERE, NOWHERE, NEVER, NEVER, 0
         else:
             below = start = origin + first_page * unit
             above = end = origin + end_page * unit
-            cost = (movable * unit << COUNT_BITS) + 1
             if asked > free:
-                grown = (asked - free) * unit
-                below = start - grown
-                above = end + grown
-                if first_page - grid.first_page < asked - free or (blocked and blocked.overlap(below, start)):
+                grown = asked - free
+                below -= grown * unit
+                above += grown * unit
+                if first_page - lowest < grown or (blocked and blocked.overlap(below, start)):
                     below = NOWHERE
-                if highest_end - end_page < asked - free or (blocked and blocked.overlap(end, above)):
+                if highest - end_page < grown or (blocked and blocked.overlap(end, above)):
                     above = NEVER
-        floats.append((place, unit, origin, below, start, end, above, packed, lowest, highest, cost))
-    prefix = layout.prefix_bytes
-    up = _grow_up_terms(snapshot, demand[0], blocked) if last else EndTerms(prefix, 0, prefix, 0, 0)
-    return Terms(up, floats, _grow_down_terms(snapshot, demand[last], blocked), last, placed, blocked)
+        packed = occupied + asked
+        if fixed_count:
+            packed = max(packed, fixed_end - fixed_first)
+            lowest = max(lowest, fixed_end - packed)
+            highest = min(highest, fixed_first + packed)
+        cost = ((occupied - fixed_count) * unit << COUNT_BITS) + 1
+        floats.append((place, unit, origin, below, start, end, above, packed, lowest, highest - packed, cost))
+    if last:
+        up = _grow_up_terms(layout, bands[0], demand[0], blocked, around_network=around_network)
+    else:
+        up = EndTerms(layout.prefix_bytes, 0, layout.prefix_bytes, 0, 0)
+    down = _grow_down_terms(layout, bands[last], demand[last], blocked, around_network=around_network)
+    return Terms(up, floats, down, last, placed, blocked)
 
 
-def _grow_up_terms(snapshot: ChainSnapshot, asked: int, blocked: BlockedBytes | None) -> EndTerms:
-    grid = snapshot.layout.bands[0]
-    _, end_page, occupied, free, fixed, _, _ = snapshot.bands[0]
+def _fixed_terms(band: BandSnapshot, around_network: bool) -> tuple[int, int, int, int, int]:
+    """Occupied and free units, where the fixed pages begin and end, and how many they are, 0 for none.
+
+    With `around_network` network pages are fixed ones, and those of them that are free serve no take.
+    """
+    _, _, occupied, free, extents, network, network_free = band
+    if around_network and network:
+        extents += network
+        occupied += network_free
+        free -= network_free
+    if not extents:
+        return occupied, free, 0, 0, 0
+    firsts, ends = merged([(extent.first_page, extent.end_page) for extent in extents])
+    return occupied, free, firsts[0], ends[-1], sum(ends) - sum(firsts)
+
+
+def _grow_up_terms(
+    layout: ArenaLayout, band: BandSnapshot, asked: int, blocked: BlockedBytes | None, *, around_network: bool
+) -> EndTerms:
+    grid = layout.bands[0]
+    _, end_page, occupied, free, fixed, network, _ = band
+    fixed_end = fixed_count = 0
+    if fixed or network:
+        occupied, free, _, fixed_end, fixed_count = _fixed_terms(band, around_network)
     unit, origin, anchor, reach_page = grid.unit_bytes, grid.origin_bytes, grid.first_page, grid.page_count
     kept_page = end_page + asked - free if asked > free else end_page
     packed_page = anchor + occupied + asked
-    movable = occupied
-    if fixed:
-        packed_page = max(packed_page, fixed[-1].end_page)
-        movable -= sum([extent.end_page - extent.first_page for extent in fixed])
+    if fixed_count:
+        packed_page = max(packed_page, fixed_end)
     if blocked is not None:
         reach_byte = blocked.first_from(origin + end_page * unit, NEVER)
-        reach_page = min(reach_page, max(end_page, (reach_byte - origin) // unit))
+        reach_page = min(reach_page, (reach_byte - origin) // unit)
     kept_byte = origin + kept_page * unit if kept_page <= reach_page else NEVER
     packed_byte = origin + packed_page * unit if packed_page <= reach_page else NEVER
     # An empty end holds no byte, and so it may stand at an anchor that no page of it could have.
     if kept_page == anchor:
-        kept_byte = snapshot.layout.prefix_bytes
+        kept_byte = layout.prefix_bytes
     if packed_page == anchor:
-        packed_byte = snapshot.layout.prefix_bytes
-    cost = (min(movable, free) * unit << COUNT_BITS) + 1
+        packed_byte = layout.prefix_bytes
+    cost = (min(occupied - fixed_count, free) * unit << COUNT_BITS) + 1
     return EndTerms(kept_byte, kept_page, packed_byte, packed_page, cost)
 
 
-def _grow_down_terms(snapshot: ChainSnapshot, asked: int, blocked: BlockedBytes | None) -> EndTerms:
-    grid = snapshot.layout.bands[-1]
-    first_page, _, occupied, free, fixed, _, _ = snapshot.bands[-1]
+def _grow_down_terms(
+    layout: ArenaLayout, band: BandSnapshot, asked: int, blocked: BlockedBytes | None, *, around_network: bool
+) -> EndTerms:
+    grid = layout.bands[-1]
+    first_page, _, occupied, free, fixed, network, _ = band
+    fixed_first = fixed_count = 0
+    if fixed or network:
+        occupied, free, fixed_first, _, fixed_count = _fixed_terms(band, around_network)
     unit, origin, anchor, reach_page = grid.unit_bytes, grid.origin_bytes, grid.page_count, grid.first_page
     kept_page = first_page - asked + free if asked > free else first_page
     packed_page = anchor - occupied - asked
-    movable = occupied
-    if fixed:
-        packed_page = min(packed_page, fixed[0].first_page)
-        movable -= sum([extent.end_page - extent.first_page for extent in fixed])
+    if fixed_count:
+        packed_page = min(packed_page, fixed_first)
     if blocked is not None:
         reach_byte = blocked.end_before(origin + first_page * unit, NOWHERE)
-        reach_page = max(reach_page, min(first_page, -((origin - reach_byte) // unit)))
+        reach_page = max(reach_page, -((origin - reach_byte) // unit))
     kept_byte = origin + kept_page * unit if kept_page >= reach_page else NOWHERE
     packed_byte = origin + packed_page * unit if packed_page >= reach_page else NOWHERE
-    # An empty end holds no byte, and so it may stand at an anchor that no page of it could have.
     if kept_page == anchor:
-        kept_byte = snapshot.layout.arena_bytes
+        kept_byte = layout.arena_bytes
     if packed_page == anchor:
-        packed_byte = snapshot.layout.arena_bytes
-    cost = (min(movable, free) * unit << COUNT_BITS) + 1
+        packed_byte = layout.arena_bytes
+    cost = (min(occupied - fixed_count, free) * unit << COUNT_BITS) + 1
     return EndTerms(kept_byte, kept_page, packed_byte, packed_page, cost)

@@ -2,7 +2,7 @@
 
     1  in place      each band has its units free, or grows into the gap beside it; nobody's transfer is in the way
     2  refuse        no layout that can be reached serves: nothing has been touched
-    3  recover       the schedule stream waits for the newest forward in flight; what pended or was vacated is free from here on
+    3  recover       the schedule stream waits for the forwards that units pend or are vacated under; they are free from here on
     4  plan          around what transfers touch; only if that fails, the host waits for transfers, and 1 to 4 begin again
     5  realize       ends are compacted, floats relocated in an order in which none meets another
 
@@ -20,7 +20,7 @@ import structlog
 from kvtide.chain.chain_bands import ChainBands
 from kvtide.chain.move_order import move_order
 from kvtide.chain.pricing import LayoutPlan, Rearrangement, feasible, first_plan, plan
-from kvtide.chain.snapshot import ChainSnapshot, network_fixed
+from kvtide.chain.snapshot import ChainSnapshot
 from kvtide.device import Device
 from kvtide.ledger import FencedBytes, ForwardSteps, Hazard, InvariantError, NetworkTransfer
 from kvtide.plan import Growth
@@ -68,7 +68,9 @@ class Relief:
 
     def fits(self, asked: Sequence[int], snapshot: ChainSnapshot | None = None) -> bool:
         """Whether room can be made for units of each band, now or as `snapshot` says."""
-        return feasible(self._reachable(self.snapshot() if snapshot is None else snapshot), asked)
+        # Without a waiter, what transfers touch cannot be had.
+        around = self._wait_for_transfers is None
+        return feasible(self.snapshot() if snapshot is None else snapshot, asked, around_network=around)
 
     def verify(self) -> None:
         """Raise `InvariantError` if the snapshot that is kept is stale (C11)."""
@@ -142,9 +144,12 @@ class Relief:
         return [(span.first_page, span.end_page) for span in found.spans]
 
     def _recover(self) -> None:
-        """Make everything free that a wait on the schedule stream can make free; the host does not wait."""
+        """Make free what waits on the schedule stream can make free: pending units, and vacated ones that a forward still reads.
+
+        The host does not wait. What moves later waits for its own writers.
+        """
         newest = self._steps.newest_unretired
-        if newest is not None:
+        if newest is not None and any(band.usage.vacated_count for band in self._bands):
             self._device.wait_event(self._device.schedule_stream, newest.event)
             self._steps.wait_queued(newest.event)
         for band in self._bands:
@@ -204,7 +209,3 @@ class Relief:
             for hazard in (Hazard.NETWORK, Hazard.FIXED)
         )
         return ChainSnapshot(self._bands.layout, bands, sent, quarantined)
-
-    def _reachable(self, snapshot: ChainSnapshot) -> ChainSnapshot:
-        """The snapshot as this chain can act on it: without a waiter, what transfers touch cannot be had."""
-        return snapshot if self._wait_for_transfers is not None else network_fixed(snapshot)

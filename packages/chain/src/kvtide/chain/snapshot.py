@@ -14,7 +14,6 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from kvtide.chain.blocked_bytes import merged
 from kvtide.chain.errors import ChainError
 from kvtide.device import IntArray
 from kvtide.plan import ArenaLayout, Growth, PageSpan
@@ -64,28 +63,6 @@ class ChainSnapshot(NamedTuple):
     """Bytes outside all spans that nobody may write."""
 
 
-def network_fixed(snapshot: ChainSnapshot) -> ChainSnapshot:
-    """The snapshot in which whatever a transfer still touches stays: its pages are fixed, the bytes of its fences nobody's.
-
-    A plan made on it makes no host wait (row T3).
-    """
-    if not snapshot.network_bytes and not any(band.network for band in snapshot.bands):
-        return snapshot
-    bands = tuple(
-        band._replace(
-            occupied=band.occupied + band.network_free,
-            free=band.free - band.network_free,
-            fixed=_union(band.fixed, band.network),
-            network=(),
-            network_free=0,
-        )
-        if band.network
-        else band
-        for band in snapshot.bands
-    )
-    return ChainSnapshot(snapshot.layout, bands, (), snapshot.quarantined_bytes + snapshot.network_bytes)
-
-
 def reclaimed_snapshot(snapshot: ChainSnapshot, evictable: Sequence[int]) -> ChainSnapshot:
     """The snapshot as if `evictable` units of each band, in chain order, had been freed: they are credited as free.
 
@@ -119,11 +96,3 @@ def extents_of(pages: IntArray) -> tuple[PageSpan, ...]:
     return tuple(
         PageSpan(first_page=run.item(0), end_page=run.item(-1) + 1) for run in np.split(pages, breaks)
     )
-
-
-def _union(left: tuple[PageSpan, ...], right: tuple[PageSpan, ...]) -> tuple[PageSpan, ...]:
-    """Extents of the pages in either, ascending and apart."""
-    if not left:
-        return right
-    firsts, ends = merged([(extent.first_page, extent.end_page) for extent in (*left, *right)])
-    return tuple(PageSpan(first_page=first, end_page=end) for first, end in zip(firsts, ends, strict=True))

@@ -18,14 +18,10 @@ decides nothing and waits for nothing: `clearance` and `choose_holes` read it, c
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from typing import TypeAlias
-
 import numpy as np
 import numpy.typing as npt
 
 from kvtide.device import IntArray, UnitGrid
-from kvtide.ledger.claims import Claims
 from kvtide.ledger.clearance_table import Hazard
 from kvtide.ledger.cloning import clone_of
 from kvtide.ledger.errors import InvariantError
@@ -33,18 +29,18 @@ from kvtide.ledger.fenced_bytes import Fence, FencedBytes, byte_ranges
 from kvtide.ledger.forward_steps import ForwardSteps, RecordedForward
 from kvtide.ledger.forward_writes import ForwardWrites
 from kvtide.ledger.page_answers import Hazards, Writers
+from kvtide.ledger.page_claims import BoolArray, PageClaims
 from kvtide.ledger.page_lists import PageLists, some
 from kvtide.ledger.signal_uses import SignalUses
-from kvtide.ledger.signals import Access, HostCopy, NetworkTransfer, ReceiveHold, Reservation, Signal
+from kvtide.ledger.signals import Access, HostCopy, NetworkTransfer, Signal
 from kvtide.ledger.vacated_pages import VacatedPages
 
-BoolArray: TypeAlias = npt.NDArray[np.bool_]
 _NO_PAGES: IntArray = np.empty(0, np.int64)
 _NO_KINDS: npt.NDArray[np.int8] = np.empty(0, np.int8)
 _NO_FORWARD = -1
 
 
-class PageUsage:
+class PageUsage(PageClaims):
     """The ledger of one band. Nothing in it waits, neither the host nor a stream."""
 
     def __init__(
@@ -78,9 +74,7 @@ class PageUsage:
         self._uses = SignalUses(name, page_count)
         self._writes = ForwardWrites(steps, self._lists, page_count)
         self._vacated = VacatedPages(page_count)
-        self._fixed = Claims(name, "fixes", page_count)
-        self._reserved = Claims(name, "reserves", page_count)
-        self._held = Claims(name, "holds", page_count)
+        self._begin_claims(page_count)
         self._transfer_ended = False
 
     def clone(self, steps: ForwardSteps, fences: FencedBytes) -> PageUsage:
@@ -271,71 +265,7 @@ class PageUsage:
             ranges = byte_ranges(self.grid, pages[places])
             self.fences.add(Fence(signal.hazard, signal, _NO_FORWARD, self._band, *ranges))
 
-    # ── fixed and held pages ──
-
-    def fix(self, owner: Hashable, pages: IntArray) -> None:
-        """Promise that `pages` neither move nor are handed out until `unfix(owner)`; owners nest. Nobody waits for it.
-
-        An owner is a `Reservation`, a relief: anything with an identity. A failed transfer goes by `quarantine`, which also fixes
-        what has left the band; `InvariantError` otherwise.
-        """
-        self._lists.check(pages, f"fixing for {owner}")
-        if isinstance(owner, NetworkTransfer):
-            raise InvariantError(
-                "usage.quarantined_whole",
-                f"{owner.name!r} fixes pages of band {self.name!r} by fix",
-                "a failed transfer's fenced bytes were forgotten; call quarantine",
-            )
-        self._fixed.add(owner, pages)
-        self.epoch += 1
-        if isinstance(owner, Reservation):
-            self._reserved.add(owner, pages)
-
-    def unfix(self, owner: Hashable) -> IntArray:
-        """End an owner's promise, a transfer's quarantine among them; its pages, of which others may still fix some. Nobody waits.
-
-        A load's reservation ends after its copy is recorded, so that no moment is left in between. Raises `InvariantError` for
-        an owner that fixes nothing.
-        """
-        pages = self._fixed.remove(owner)
-        self.epoch += 1
-        if isinstance(owner, Reservation):
-            self._reserved.remove(owner)
-        elif isinstance(owner, NetworkTransfer):
-            self.fences.end(self._band, owner)
-        return pages
-
-    def fixes(self, owner: Hashable) -> bool:
-        """Whether `owner` fixes pages here. Nobody waits."""
-        return owner in self._fixed.owned
-
-    def holds(self, hold: ReceiveHold) -> bool:
-        """Whether `hold` holds pages here. Nobody waits."""
-        return hold in self._held.owned
-
-    def reserved(self, pages: IntArray) -> BoolArray:
-        """Which of `pages` a load has reserved, whoever else fixes some: an owner frees none of them. Nobody waits."""
-        self.check_pages(pages)
-        return self._reserved.claimed(pages)
-
-    def hold(self, hold: ReceiveHold, pages: IntArray) -> None:
-        """Keep moves made for gain away from a receive's pages until publication; nobody waits for a hold.
-
-        A move made all the same takes the hold along (`vacate`), and the ids are then read anew (row T4).
-        """
-        self._lists.check(pages, hold.name)
-        self._held.add(hold, pages)
-        self.epoch += 1
-
-    def release_hold(self, hold: ReceiveHold) -> IntArray:
-        """End a hold; its pages, where they are now. Nobody waits. Raises `InvariantError` for one that holds nothing."""
-        pages = self._held.remove(hold)
-        self.epoch += 1
-        return pages
-
-    def is_fixed(self, pages: IntArray) -> BoolArray:
-        """Which of `pages` somebody fixes: they neither move nor are handed out. Nobody waits for them."""
-        return self._fixed.claimed(pages)
+    # ── what clearance and plans read ──
 
     def withheld(self, pages: IntArray) -> BoolArray:
         """Which of `pages`, free or about to be, are fixed or under a transfer: no hole while that lasts. Nobody waits."""
@@ -345,21 +275,6 @@ class PageUsage:
     def binds_layout(self) -> bool:
         """Whether fixed pages, transfers or holds bear on where the band may stand. Nobody waits."""
         return bool(self._uses.transfer_count or self._fixed.owned or self._held.owned)
-
-    @property
-    def has_holds(self) -> bool:
-        """Whether a receive awaits publication: a flush for gain leaves the whole band alone. Nobody waits."""
-        return bool(self._held)
-
-    def fixed_pages(self) -> IntArray:
-        """Every fixed page, ascending: what a plan cannot move. Nobody waits for them."""
-        return self._fixed.pages()
-
-    def held_pages(self) -> IntArray:
-        """Every held page, ascending. Nobody waits for them."""
-        return self._held.pages()
-
-    # ── what clearance reads ──
 
     def check_pages(self, pages: IntArray) -> None:
         """Raise `InvariantError` for a page outside the band: a question about it has no answer. Nobody waits."""
@@ -453,10 +368,3 @@ class PageUsage:
                 f"pages {some(sources[vacated])} of band {self.name!r} are vacated already",
                 "a move was recorded twice, or moved a page that is not live",
             )
-
-    def _fixed_page(self, pages: IntArray, verb: str) -> InvariantError:
-        return InvariantError(
-            "usage.fixed_page_stays",
-            f"pages {some(pages[self._fixed.claimed(pages)])} of band {self.name!r} {verb}, fixed by {self._fixed.owners()}",
-            "a plan left a fixed page out",
-        )
