@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from fractions import Fraction
 
 import torch
 
@@ -21,6 +22,7 @@ def build_kv_storage(
     max_context_tokens: int,
     chunk_tokens: int,
     state_slots: int | None = None,
+    state_share: Fraction | float | None = None,
     make_device: Callable[[KVArena], TensorDevice] = CPUDevice,
     memory: torch.device | str = "cpu",
     scratch_bytes: int = MOVE_SCRATCH_BYTES,
@@ -34,7 +36,8 @@ def build_kv_storage(
         max_running_requests: rows, the most requests admitted at once.
         max_context_tokens: length of the longest request, output included.
         chunk_tokens: longest prefill chunk that `prepare_step` is asked for.
-        state_slots: boot target of the state band; by default a share of the chain, at most one for each row.
+        state_slots: boot target of the state band; excludes `state_share`.
+        state_share: the part of the chain's bytes that is for state slots at boot, at most one for each row; by default a half.
         make_device: the device to drive over the arena; by default the CPU device. For a GPU,
             `partial(CUDADevice, scratch_bytes=…)`.
         memory: where the arena is allocated, "cuda" for a GPU.
@@ -44,7 +47,8 @@ def build_kv_storage(
 
     Raises:
         StorageError: a plan that the storage cannot run, such as one of several page sizes or compressed chains.
-        kvtide.sizing.SizingError: the budget is below the floor of one request at batch size 1.
+        kvtide.sizing.SizingError: the budget is below the floor of one request at batch size 1, or the state slots or their share
+            make no sense.
     """
     check_supported(plan)
     sized = size_plan(
@@ -54,6 +58,7 @@ def build_kv_storage(
         max_context_tokens=max_context_tokens,
         chunk_tokens=chunk_tokens,
         state_slots=state_slots,
+        state_share=state_share,
         beside_arena={"scratch of moves": scratch_bytes},
     )
     return KVStorage(
