@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from kvtide.chain import TakeRefusal
 from kvtide.engine.commands.plan import command
 from kvtide.plan import from_config, lay_out, page_multiple, plan_kv_storage
-from kvtide.sizing import KVDemand, requests_that_fit
+from kvtide.sizing import KVDemand, requests_that_fit, resident_demand
 
 from .catalogue import CONFIGS, published_configs
 from .filling import Filling, assert_full
@@ -88,12 +88,15 @@ CONFIGS_BY_PAGE = [
 def test_the_allocator_admits_the_figures_of_the_printed_document(
     config: dict[str, Any], page_tokens: int, tmp_path: Path
 ) -> None:
-    """From the document alone: the arena's bytes, what one request of each length holds, how many of them. 40 GB, decimal."""
+    """From the document alone: the arena's bytes, what one request of each length holds, how many of them. 40 GB, decimal. What is
+    resident now is held to the last one too.
+    """
     path = tmp_path / "config.json"
     path.write_text(json.dumps(config), encoding="utf-8")
     arguments = [str(path), "--budget", "40GB", "--page-size", str(page_tokens), "--json"]
     printed = json.loads(CliRunner().invoke(command, arguments, catch_exceptions=False).stdout)
-    layout = lay_out(plan_kv_storage(from_config(config), page_tokens=page_tokens), printed["arena_bytes"])
+    plan = plan_kv_storage(from_config(config), page_tokens=page_tokens)
+    layout = lay_out(plan, printed["arena_bytes"])
     assert printed["used_bytes"] <= printed["budget_bytes"] == 40 * 10**9
     for context in printed["contexts"]:
         demand = KVDemand(tuple(context["units"][band.name] for band in layout.bands))
@@ -103,6 +106,10 @@ def test_the_allocator_admits_the_figures_of_the_printed_document(
         assert context["requests_admitted"] == min(
             context["requests_in_memory"], printed["max_running_requests"]
         )
+        resident = resident_demand(plan, written_tokens=context["context_tokens"])
+        filling = Filling(layout)
+        filling.take_all(filling.shape(resident), context["requests_resident"])
+        assert_full(filling, resident)
 
 
 def test_every_published_config_is_planned_for() -> None:
