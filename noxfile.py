@@ -110,6 +110,12 @@ def integration(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def nightly_s6(session: nox.Session) -> None:
+    """Every catalogue model filled to the last planned request, in every way of serving, at three budgets. Share: 20 min."""
+    python(session, "-m", *PYTEST, "-m", "nightly", "integration/tests", *session.posargs)
+
+
+@nox.session(default=False)
 def gpu(session: nox.Session) -> None:
     """Everything that needs a GPU, on one; no part of CI. Share: 10 min at most.
 
