@@ -52,6 +52,11 @@ def python(session: nox.Session, *arguments: str | Path, silent: bool = False) -
     session.run(sys.executable, *map(str, arguments), env=ONE_THREAD, external=True, silent=silent)
 
 
+def stress(session: nox.Session, *arguments: str | Path) -> None:
+    """Run `kvtide stress` as `.venv` has it; what the session is given comes last, and so counts."""
+    python(session, "-m", "kvtide.engine.cli", "stress", "--jobs", "2", *arguments, *session.posargs)
+
+
 @nox.session
 def lint(session: nox.Session) -> None:
     """Lint rules and format. Share: 5 s, cold or warm."""
@@ -107,6 +112,18 @@ def tests(session: nox.Session, package: str) -> None:
 def integration(session: nox.Session) -> None:
     """The whole of kvtide, real models among it, in `.venv`. Share: 4 min, cold or warm."""
     python(session, "-m", *PYTEST, "integration/tests", *session.posargs)
+
+
+@nox.session
+def simulate(session: nox.Session) -> None:
+    """A slice of the page-safety simulation. Share: 20 s, cold or warm."""
+    stress(session, "--seeds", "0:100", "--ops", "300")
+
+
+@nox.session(default=False)
+def nightly_simulate(session: nox.Session) -> None:
+    """Many more seeds, other ones with `-- --seeds A:B`; failures are made minimal and kept. Share: 15 min."""
+    stress(session, "--seeds", "1000:5000", "--ops", "400", "--minimize", "--out", SCRATCH / "stress")
 
 
 @nox.session(default=False)
