@@ -127,6 +127,12 @@ def nightly_simulate(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def nightly_s6(session: nox.Session) -> None:
+    """Every catalogue model filled to the last planned request, in every way of serving, at three budgets. Share: 20 min."""
+    python(session, "-m", *PYTEST, "-m", "nightly", "integration/tests", *session.posargs)
+
+
+@nox.session(default=False)
 def gpu(session: nox.Session) -> None:
     """Everything that needs a GPU, on one; no part of CI. Share: 10 min at most.
 
@@ -134,6 +140,18 @@ def gpu(session: nox.Session) -> None:
     """
     interpreter = os.environ.get("PYTHON", sys.executable)
     session.run("bash", "tools/gpu_check.sh", *session.posargs, env={"PYTHON": interpreter}, external=True)
+
+
+@nox.session(default=False)
+def bench_peers(session: nox.Session) -> None:
+    """Ours, SGLang and vLLM over the same work; no part of CI. Share: 20 min, and 1 GB of downloads the first time.
+
+    The peers' environment lies in `.nox/peers`, or where `-- --environment FOLDER` says; it is never ours.
+    """
+    where: list[str | Path] = (
+        [] if "--environment" in session.posargs else ["--environment", SCRATCH / "peers"]
+    )
+    python(session, "benchmarks/peers/table.py", *where, *session.posargs)
 
 
 # --- environments of `tests` --------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from fractions import Fraction
 
 import torch
 
@@ -23,6 +24,7 @@ def build_kv_storage(
     max_context_tokens: int,
     chunk_tokens: int,
     state_slots: int | None = None,
+    state_share: Fraction | float | None = None,
     make_device: Callable[[KVArena], TensorDevice] = CPUDevice,
     memory: torch.device | str = "cpu",
     scratch_bytes: int | None = None,
@@ -38,7 +40,8 @@ def build_kv_storage(
         max_running_requests: rows, the most requests admitted at once.
         max_context_tokens: length of the longest request, output included.
         chunk_tokens: longest prefill chunk that `prepare_step` is asked for.
-        state_slots: boot target of the state band; by default a share of the chain, at most one for each row.
+        state_slots: boot target of the state band; excludes `state_share`.
+        state_share: the part of the chain's bytes that is for state slots at boot, at most one for each row; by default a half.
         make_device: the device to drive over the arena; by default the CPU device. `CUDADevice` for a GPU.
         memory: where the arena is allocated, "cuda" for a GPU.
         scratch_bytes: what the device holds there beside arena and mirrors; by default what `CPUDevice` or `CUDADevice` does.
@@ -51,7 +54,8 @@ def build_kv_storage(
         StorageError: a plan that the storage cannot run, such as one of several page sizes or compressed chains, or a device
             that holds more beside the arena than the budget has for it.
         ValueError: the model's kernels cannot address the arena to its end.
-        kvtide.sizing.SizingError: the budget is below the floor of one request at batch size 1.
+        kvtide.sizing.SizingError: the budget is below the floor of one request at batch size 1, or the state slots or their share
+            make no sense.
     """
     check_supported(plan)
     if scratch_bytes is None:
@@ -63,6 +67,7 @@ def build_kv_storage(
         max_context_tokens=max_context_tokens,
         chunk_tokens=chunk_tokens,
         state_slots=state_slots,
+        state_share=state_share,
         beside_arena={"scratch of the device": scratch_bytes},
     )
     device = make_device(KVArena.allocate(sized.layout.arena_bytes, memory))

@@ -1,8 +1,9 @@
-"""`KVStorage`: everything a hybrid model's requests keep on the device, behind a few verbs over rows (rows K1-K3, K11).
+"""`KVStorage`: everything a hybrid model's requests keep on the device, behind a few verbs over rows (rows K1-K3, K6, K11).
 
 | verb | when | refuses | waits for |
 | - | - | - | - |
-| `admit` | requests arrive | peaks that do not pack beside what is promised | nothing |
+| `arrival_refusal` | a request arrives | what could never be admitted; changes nothing | nothing |
+| `admit` | requests are to begin | peaks that do not pack beside what is promised | nothing |
 | `prepare_step` | before a forward | a take that no layout holds (never after an admission) | the schedule stream, for pages it settles |
 | `launch_forward` | the forward is about to be queued | – | the schedule stream, for the forward before |
 | `record_forward` | it has been queued | – | nothing |
@@ -17,7 +18,7 @@ of them at once, or raises `StorageError` (or `InvariantError`, for a hook that 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -72,7 +73,7 @@ class KVStorage:
         """For statistics and questions; takes and frees go through the verbs."""
         self.requests = RequestTable(sized.max_running_requests, sized.pages_per_row, mirrors["rows"])
         """For questions; rows change through the verbs."""
-        self._admission = Admission(sized)
+        self._admission = Admission(sized, lambda: list(self.resident_now().values()))
         self._writes_whole_pages = writes_whole_pages
         self._translator = IdTranslator(
             device,
@@ -97,6 +98,20 @@ class KVStorage:
         return self.sized.layout
 
     # ── the verbs ──
+
+    def arrival_refusal(self, prompt_tokens: int, output_tokens: int) -> AdmissionRefusal | None:
+        """Why a request of these lengths could never be admitted, however long it waited; `None` for one that could.
+
+        The text names the most output that its prompt could have, and the longest prompt that could have its output.
+        """
+        return self._admission.refuse_for_ever(prompt_tokens, output_tokens)
+
+    def max_new_tokens_for_memory(self, prompt_tokens: int) -> int:
+        """The memory clip of an arriving request: most output tokens for which it could be admitted alone; 0 for none.
+
+        Raises `StorageError` for a length that is no positive integer.
+        """
+        return self._admission.most_output_tokens(prompt_tokens)
 
     def admit(
         self, prompt_tokens: npt.ArrayLike, output_tokens: npt.ArrayLike
@@ -257,6 +272,14 @@ class KVStorage:
 
     # ── questions ──
 
+    def admitted_at_peak(self) -> dict[str, int]:
+        """Units promised to the rows in use, by band: what they hold at most, all together. Admission keeps to these."""
+        return self._by_band(self._admission.total_units.tolist())
+
+    def resident_now(self) -> dict[str, int]:
+        """Units that the rows in use hold at this moment, by band; never more than `admitted_at_peak`."""
+        return {band.name: band.live_units for band in self.chain.statistics().bands}
+
     def verify_idle(self) -> None:
         """Raise `InvariantError` unless bytes are conserved and units and promises held are those of the rows in use (K11).
 
@@ -270,7 +293,7 @@ class KVStorage:
             else int((self.requests.page_counts[rows] - self._first_held[pool.name][rows]).sum())
             for pool in self.plan.sub_pools
         }
-        held = {band.name: band.live_units for band in self.chain.statistics().bands}
+        held = self.resident_now()
         if held != expected:
             raise InvariantError(
                 "storage.leak",
@@ -281,6 +304,9 @@ class KVStorage:
         self._translator.verify()
 
     # ── helpers ──
+
+    def _by_band(self, units: Sequence[int]) -> dict[str, int]:
+        return {band.name: count for band, count in zip(self.layout.bands, units, strict=True)}
 
     @staticmethod
     def _launched(step: PreparedStep, action: str, state: StepState) -> LaunchRecord:

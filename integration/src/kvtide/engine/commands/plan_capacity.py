@@ -224,6 +224,9 @@ def _context(
         request_bytes=sum(byte_counts.values()),
         requests_in_memory=in_memory,
         requests_admitted=min(in_memory, sized.max_running_requests) if within else 0,
+        requests_resident=min(
+            requests_that_fit(one.layout, one.resident_demand(tokens)) for one in sized_stages
+        ),
         requests_static_split=min(split for _, split, _ in others),
         requests_single_page=min(single for _, _, single in others),
         wasted_percent=percent(wasted),
