@@ -217,16 +217,13 @@ class BandUnits:
 
     def _leave(self, first_page: int, end_page: int) -> None:
         """Make `[first_page, end_page)` the span after moves; free units that it leaves are fenced while anybody uses them."""
-        beyond = np.concatenate(
-            [
-                np.arange(self.first_page, min(first_page, self.end_page)),
-                np.arange(max(end_page, self.first_page), self.end_page),
-            ]
-        )
-        if len(beyond):
-            self._holes.clear(self.first_page, min(first_page, self.end_page))
-            self._holes.clear(max(end_page, self.first_page), self.end_page)
-            self.usage.fence(beyond)
+        below = (self.first_page, min(first_page, self.end_page))
+        above = (max(end_page, self.first_page), self.end_page)
+        for first, end in (below, above):
+            if first < end:
+                self._holes.clear(first, end)
+                if self.usage.vacated_count or not self.usage.is_clear:
+                    self.usage.fence(np.arange(first, end))
         self.first_page, self.end_page = first_page, end_page
         self.epoch += 1
 
