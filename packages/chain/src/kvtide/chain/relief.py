@@ -30,6 +30,10 @@ log = structlog.get_logger(__name__)
 Spans: TypeAlias = Sequence[tuple[int, int]]
 """First and end page of each band, in chain order."""
 
+FLUSH_REACH = 16
+"""A flush for a take retreats so many times as far as the take needs: less, and the next take flushes again; more, and units move
+whose neighbours would have freed them. Measured in `benchmarks/chain_moves.py`."""
+
 TransferWaiter: TypeAlias = Callable[[Sequence[NetworkTransfer]], None]
 """Returns once each of the transfers is over on every rank and has been ended in the chain; the host waits there. It may free
 units, and takes none."""
@@ -183,7 +187,7 @@ class Relief:
         bands = list(self._bands)
         moved_before = sum(band.moved_count for band in bands)
         for place in planned.flushed:
-            bands[place].pack_into(*bands[place].compact_span)
+            bands[place].pack_into(*self._flush_target(place, planned))
         spans = [band.span for band in bands]
         for place in move_order(self._bands.layout, spans, planned.spans, planned.relocated):
             target = planned.spans[place]
@@ -199,6 +203,27 @@ class Relief:
         )
 
     # ── helpers ──
+
+    def _flush_target(self, place: int, planned: LayoutPlan) -> tuple[int, int]:
+        """First and end page of an end once it is flushed: back `FLUSH_REACH` times as far as others need, if it can go so far."""
+        bands, layout = list(self._bands), self._bands.layout
+        band = bands[place]
+        first_page, end_page = band.compact_span
+        others = [
+            (layout.bands[other].start_byte(span.first_page), layout.bands[other].start_byte(span.end_page))
+            for other, span in enumerate(planned.spans)
+            if other != place and span.page_count
+        ]
+        if band.layout.growth is Growth.UP:
+            needed = band.end_page - band.layout.highest_end_to(
+                min((start for start, _ in others), default=layout.arena_bytes)
+            )
+            return first_page, max(end_page, band.end_page - FLUSH_REACH * needed)
+        needed = (
+            band.layout.lowest_page_from(max((end for _, end in others), default=layout.prefix_bytes))
+            - band.first_page
+        )
+        return min(first_page, band.first_page + FLUSH_REACH * needed), end_page
 
     def _look(self) -> ChainSnapshot:
         bands = tuple(band.snapshot() for band in self._bands)
