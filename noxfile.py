@@ -144,7 +144,7 @@ def gpu(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def bench_peers(session: nox.Session) -> None:
-    """Ours, SGLang and vLLM over the same work; no part of CI. Share: 20 min, and 1 GB of downloads the first time.
+    """Ours, SGLang and vLLM over the same work; no part of CI. Share: 25 min on busy cores, 0.5 GB of downloads once.
 
     The peers' environment lies in `.nox/peers`, or where `-- --environment FOLDER` says; it is never ours.
     """

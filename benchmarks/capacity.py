@@ -3,7 +3,7 @@
 *Now* fills the allocator that ships, over a device that does no byte work, until it refuses: each request has prefilled all but its
 last token in chunks of 8,192, of which windows get the tail that later tokens read, and has the pages of its last token. *At peak*
 is the planner's answer when every request is at its own peak at once. *Useful* is what the requests held now need at
-the least, of all bytes. Id tables and request rows are beside the 40 GB, as the peers' are.
+the least, of all bytes, and *in use* what they hold. Id tables and request rows are beside the 40 GB, as the peers' are.
 """
 
 import argparse
@@ -177,21 +177,15 @@ def main() -> None:
     if arguments.json:
         print_figures(figures())
         return
-    print(
-        "| model | tokens | ideal | page 1: at peak / now | useful, in use | page 64 | useful, in use | suggested | | useful, in use |"
-    )
-    print("| - | -: | -: |" + " -: |" * 7)
+    print("| at peak / now | tokens | ideal | page 1 | 64 | suggested | | useful | in use |")
+    print("| - | -: | -: | -: | -: | -: | -: | -: | -: |")
     for model, case, found in rows():
         lengths = lengths_of(case)
-        cells: list[str] = []
-        for sizes, one in found:
-            useful = useful_share(model, lengths, one.now)
-            cells += [str(sizes)] if sizes == found[-1][0] and len(cells) > 2 else []
-            cells += [f"{one.at_peak} / {one.now}", f"{useful:.1%}, {one.live_share:.1%}"]
-        print(
-            f"| {model.name} | {case} | {ideal_count(model, lengths)} | {' | '.join(cells[:4])} | {' | '.join(cells[4:])} |",
-            flush=True,
-        )
+        counts = " | ".join(f"{one.at_peak} / {one.now}" for _, one in found)
+        useful = " / ".join(f"{useful_share(model, lengths, one.now):.1%}" for _, one in found)
+        in_use = " / ".join(f"{one.live_share:.1%}" for _, one in found)
+        row = (model.name, case, ideal_count(model, lengths), counts, found[-1][0], useful, in_use)
+        print(f"| {' | '.join(map(str, row))} |", flush=True)
 
 
 if __name__ == "__main__":
