@@ -25,7 +25,7 @@ import torch
 
 from kvtide.arena import LayerView, RoutedKVCache, gather_tokens, token_slots, write_tokens
 from kvtide.engine.batch import ForwardBatch
-from kvtide.storage import ForwardIds
+from kvtide.storage import ForwardIds, ForwardStateSlots
 
 Planes = Mapping[str, torch.Tensor]
 """Tensors by the names that the geometry declares: `key`, `value`, `latent`, `conv`, `recurrent`."""
@@ -103,11 +103,11 @@ class _ArenaForward:
         return {name: plane[pages].flatten(1, 2) for name, plane in view.planes.items()}
 
     def load_state(self, layer: int) -> dict[str, torch.Tensor]:
-        return {name: plane[self._state_slots] for name, plane in self._state(layer).planes.items()}
+        return {name: self._state_slots.gather(plane) for name, plane in self._state(layer).planes.items()}
 
     def store_state(self, layer: int, values: Planes) -> None:
         for name, plane in self._state(layer).planes.items():
-            plane[self._state_slots] = values[name]
+            self._state_slots.scatter(plane, values[name])
 
     def _slots(self, band: str, positions: torch.Tensor) -> torch.Tensor:
         pages = self._pages(band, positions.clamp(min=0) // self.page_tokens)
@@ -123,7 +123,7 @@ class _ArenaForward:
         return torch.where(inside, table.gather(1, torch.where(inside, indices, 0)), 0)
 
     @property
-    def _state_slots(self) -> torch.Tensor:
+    def _state_slots(self) -> ForwardStateSlots:
         slots = self.ids.state_slots
         assert slots is not None, "a model with recurrent layers has a state band"
         return slots

@@ -13,7 +13,7 @@ from kvtide.arena import SCRATCH_BYTES
 from kvtide.engine.loop import Request
 from kvtide.engine.prompts import PROMPTS
 from kvtide.plan import KVStoragePlan, lay_out, pack
-from kvtide.sizing import ID_BYTES, mirror_lengths, request_demand
+from kvtide.sizing import ID_BYTES, ROW_STATE_BYTES, mirror_lengths, request_demand
 
 CHUNK_TOKENS = 16
 """Prompt tokens of one prefill forward."""
@@ -74,7 +74,7 @@ def _beside_arena_bytes(plan: KVStoragePlan, arena_bytes: int) -> int:
         max_running_requests=RUNNING_REQUESTS,
         pages_per_row=-(-CONTEXT_TOKENS // plan.page_tokens),
     )
-    return SCRATCH_BYTES + ID_BYTES * sum(lengths.values())
+    return SCRATCH_BYTES + ROW_STATE_BYTES * RUNNING_REQUESTS + ID_BYTES * sum(lengths.values())
 
 
 def _requests(prompts: Sequence[tuple[int, ...]], numbers: np.random.Generator) -> tuple[Request, ...]:

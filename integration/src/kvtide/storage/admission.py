@@ -78,6 +78,11 @@ class Admission:
         self._total -= self._promised[rows].sum(axis=0)
         self._promised[rows] = 0
 
+    def promised_units(self) -> dict[str, int]:
+        """By band: peaks promised in all."""
+        names = [band.name for band in self._sized.layout.bands]
+        return dict(zip(names, self._total.tolist(), strict=True))
+
     def verify(self, rows: IntArray) -> None:
         """Raise `InvariantError` unless the total promised is what `rows`, those in use, were promised."""
         of_rows = self._promised[rows].sum(axis=0)

@@ -7,10 +7,14 @@ from collections.abc import Callable
 import torch
 
 from kvtide.arena import CPUDevice, KVArena, TensorDevice
+from kvtide.ledger import CheckLevel
 from kvtide.plan import MOVE_SCRATCH_BYTES, KVStoragePlan
-from kvtide.sizing import size_plan
+from kvtide.sizing import ServingPolicy, size_plan
 from kvtide.storage.storage import KVStorage
-from kvtide.storage.supported import check_supported
+from kvtide.storage.supported import check_policy, check_supported
+
+PLAIN_POLICY = ServingPolicy()
+"""Neither overlap nor sharing nor drafts."""
 
 
 def build_kv_storage(
@@ -25,6 +29,8 @@ def build_kv_storage(
     memory: torch.device | str = "cpu",
     scratch_bytes: int = MOVE_SCRATCH_BYTES,
     writes_whole_pages: bool = False,
+    policy: ServingPolicy = PLAIN_POLICY,
+    check_level: CheckLevel = CheckLevel.OFF,
 ) -> KVStorage:
     """A storage whose arena, mirrors and scratch lie within `budget_bytes`.
 
@@ -41,12 +47,17 @@ def build_kv_storage(
         scratch_bytes: what the device holds beside the arena for moves.
         writes_whole_pages: whether every forward writes its tokens' entries in every layer before any kernel loads their pages. Pages
             that a step fills are then handed out without being zeroed first. A draft whose layers run apart does not.
+        policy: how the engine serves. With overlap, a row's next step may be prepared before its last one is processed; requests are
+            priced for it.
+        check_level: how much is checked beyond what always is.
 
     Raises:
-        StorageError: a plan that the storage cannot run, such as one of several page sizes or compressed chains.
+        StorageError: a plan, policy or device that the storage cannot run, such as several page sizes, drafts, or memory whose
+            work has no streams.
         kvtide.sizing.SizingError: the budget is below the floor of one request at batch size 1.
     """
     check_supported(plan)
+    check_policy(policy)
     sized = size_plan(
         plan,
         budget_bytes=budget_bytes,
@@ -55,9 +66,11 @@ def build_kv_storage(
         chunk_tokens=chunk_tokens,
         state_slots=state_slots,
         beside_arena={"scratch of moves": scratch_bytes},
+        policy=policy,
     )
     return KVStorage(
         sized,
         make_device(KVArena.allocate(sized.layout.arena_bytes, memory)),
         writes_whole_pages=writes_whole_pages,
+        check_level=check_level,
     )
