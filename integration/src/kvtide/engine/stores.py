@@ -17,7 +17,7 @@ that is the sink (page 0) and zeroing on hand-out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import attrs
@@ -55,6 +55,44 @@ class ForwardStore(Protocol):
 
     def store_state(self, layer: int, values: Planes) -> None:
         """Replace each row's recurrent state."""
+
+
+@attrs.frozen(eq=False)
+class HandingBackStore:
+    """A store of one forward that lets others run before each of its calls: between layers, and within one."""
+
+    _store: ForwardStore
+    _hand_back: Callable[[], None]
+
+    @property
+    def page_tokens(self) -> int:
+        """See `ForwardStore.page_tokens`."""
+        return self._store.page_tokens
+
+    def write_tokens(self, layer: int, values: Planes) -> None:
+        """See `ForwardStore.write_tokens`."""
+        self._hand_back()
+        self._store.write_tokens(layer, values)
+
+    def read_tokens(self, layer: int, positions: torch.Tensor) -> dict[str, torch.Tensor]:
+        """See `ForwardStore.read_tokens`."""
+        self._hand_back()
+        return self._store.read_tokens(layer, positions)
+
+    def read_pages(self, layer: int, first_pages: torch.Tensor, page_count: int) -> dict[str, torch.Tensor]:
+        """See `ForwardStore.read_pages`."""
+        self._hand_back()
+        return self._store.read_pages(layer, first_pages, page_count)
+
+    def load_state(self, layer: int) -> dict[str, torch.Tensor]:
+        """See `ForwardStore.load_state`."""
+        self._hand_back()
+        return self._store.load_state(layer)
+
+    def store_state(self, layer: int, values: Planes) -> None:
+        """See `ForwardStore.store_state`."""
+        self._hand_back()
+        self._store.store_state(layer, values)
 
 
 # --- on the arena -------------------------------------------------------------------------------------------------

@@ -135,7 +135,6 @@ class KVStorage:
         limits = prompts + outputs - 1
         refusal = self._admission.refuse(demands, int(limits.max(initial=0)) + 1, self.requests.free_count)
         if refusal is not None:
-            log.debug("storage.refused", reason=refusal.rule, is_final=refusal.is_final)
             return refusal
         slots = np.full(len(demands), -1, np.int64)
         if self.plan.state_sub_pool is not None:
@@ -146,7 +145,6 @@ class KVStorage:
         rows = self.requests.open(prompts, limits, slots)
         self._row_resets.mark(rows)
         self._admission.promise(rows, demands)
-        log.debug("storage.admitted", rows=rows.tolist(), prompt_tokens=prompts.tolist())
         return rows
 
     def prepare_step(self, rows: npt.ArrayLike, counts: npt.ArrayLike) -> PreparedStep | TakeRefusal:
@@ -302,12 +300,12 @@ class KVStorage:
             self.chain.free_state_slots(self.requests.state_slots[rows])
         self._admission.release(rows)
         self.requests.close(rows)
-        log.debug("storage.released", rows=rows.tolist())
 
     def flush_opportunistic(self) -> int:
         """Close holes while there is nothing better to do; how many units moved.
 
-        For a moment without a forward to launch: before a result is waited for, and at idle. It never waits for a running forward.
+        For a moment without a forward to launch: behind a result that was processed early, and at idle. It never waits for a running
+        forward, and moves nothing that one may write.
         """
         moved = self.chain.flush_opportunistic()
         if moved:
