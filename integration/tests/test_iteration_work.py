@@ -134,7 +134,7 @@ def test_launches_and_uploads_of_an_iteration_do_not_grow_with_the_batch() -> No
 @pytest.mark.requirement("V1", "A6")
 def test_a_rearrangement_moves_each_band_in_one_call() -> None:
     """A call is a launch or two (ADR 8): one for each run, or each page, would cost more than the bytes."""
-    storage = storage_of(CountingDevice, arena_bytes=9_000, state_elements=100)
+    storage = storage_of(CountingDevice, arena_bytes=10_600, state_elements=100)
     device, band_count = storage.device, len(storage.layout.bands)
     assert isinstance(device, CountingDevice)
     most = 0

@@ -33,6 +33,7 @@ from kvtide.storage import (
     AdmissionRefusal,
     KVStorage,
     PreparedStep,
+    SharedReadEnds,
     StepState,
     StorageError,
     build_kv_storage,
@@ -108,7 +109,7 @@ class ToyModel:
                     write_tokens(plane, ids.write_slots[pool.name], values)
                 self.check_reads(step, pool, layer, ids.page_tables[pool.name])
         if ids.state_slots is not None:
-            self.advance_state(step, ids.state_slots)
+            self.advance_state(step, ids.state_slots.slots)
         storage.record_forward(step)
 
     def check_reads(self, step: PreparedStep, pool: SubPool, layer: int, table: torch.Tensor) -> None:
@@ -203,7 +204,7 @@ def test_rows_read_what_they_wrote_and_an_admitted_request_is_never_refused(data
 @pytest.mark.requirement("K5")
 def test_admission_fills_the_arena_and_refuses_the_next_with_figures() -> None:
     """A refusal that waits names what is promised; one that is final says that waiting is for ever."""
-    storage = build(plan_of(windows=(5,), full=True, state=True, page_tokens=4), 9_000, rows=40)
+    storage = build(plan_of(windows=(5,), full=True, state=True, page_tokens=4), 10_000, rows=40)
     admitted = 0
     while not isinstance(refusal := storage.admit([20], [10]), AdmissionRefusal):
         admitted += 1
@@ -343,6 +344,10 @@ def test_nothing_changes_hands_while_a_launch_is_open() -> None:
     storage.advance(first)
     assert storage.requests.lengths[row] == 8
     storage.release([row])
+    with pytest.raises(InvariantError, match=r"storage\.row_state.*rows in use \[1\]"):
+        storage.verify_idle()
+    storage.forward_processed(second)
+    storage.advance(second)
     storage.verify_idle()
 
 
@@ -442,35 +447,48 @@ def test_pages_released_under_a_forward_pend_until_it_is_processed() -> None:
     assert all(band.pending_units == 0 for band in storage.chain.statistics().bands)
 
 
-@pytest.mark.requirement("L6")
-@pytest.mark.parametrize("end", ["recorded", "abandoned"])
-def test_the_barrier_of_a_launch_retires_the_forward_before(end: str) -> None:
-    """The schedule stream waits for it from then on, whatever becomes of the launch; what a move leaves behind is free again."""
+@pytest.mark.requirement("L6", "K4")
+@pytest.mark.parametrize("declared", [False, True])
+def test_the_barrier_of_a_launch_retires_what_it_waits_for(declared: bool) -> None:
+    """The whole forward where a backend declares no read end; else all before it, and the forward itself stays a reader."""
     storage, row = ready()
     other = storage.admit([3], [4])
     assert not isinstance(other, AdmissionRefusal)
-    first, second = storage.prepare_step([row], [8]), storage.prepare_step(other, [3])
-    assert isinstance(first, PreparedStep)
-    assert isinstance(second, PreparedStep)
-    storage.launch_forward(first)
-    storage.record_forward(first)
-    assert storage._steps.retired_through == -1
-    assert storage._steps.newest_unretired is not None
-    storage.launch_forward(second)
-    if end == "recorded":
-        storage.record_forward(second)
-    else:
-        storage.abandon(second)
-    assert first.launch is not None
-    assert storage._steps.retired_through == first.launch.forward
-    assert storage._steps.in_flight_count == (2 if end == "recorded" else 1)
+    forwards = []
+    for rows, count in (([row], 8), (other, 3)):
+        step = storage.prepare_step(rows, [count])
+        assert isinstance(step, PreparedStep)
+        storage.launch_forward(step)
+        ends = SharedReadEnds(storage.device, ["full", "window-5"])
+        ends.declare("window-5")
+        assert ends.end is None
+        if declared:
+            ends.declare("full")
+        storage.record_forward(step, ends)
+        assert step.launch is not None
+        forwards.append(step.launch.forward)
+    assert storage._steps.retired_through == forwards[0 if declared else 1]
+    assert storage._steps.in_flight_count == 2
+
+
+@pytest.mark.requirement("K4")
+def test_a_read_end_is_declared_once_by_a_backend_that_there_is() -> None:
+    """A second declaration, earlier or later, would make one of the two a lie."""
+    ends = SharedReadEnds(build(plan_of(windows=(), full=True, state=False, page_tokens=4)).device, ["full"])
+    with pytest.raises(StorageError, match=r"read ends of \['state'\]"):
+        ends.declare("full", "state")
+    ends.declare("full")
+    with pytest.raises(StorageError, match="each declares once"):
+        ends.declare("full")
 
 
 @pytest.mark.requirement("S1")
 def test_what_is_allocated_is_what_was_budgeted() -> None:
-    """The capacity printed at boot is what the server has: arena and mirrors, to the byte."""
+    """The capacity printed at boot is what the server has: arena, mirrors and row state, to the byte."""
     storage = build(plan_of(windows=(5,), full=True, state=True, page_tokens=4))
-    tables = sum(table.numel() * table.element_size() for table in storage.device.tables.values())
+    state = storage.row_state
+    beside = [*storage.device.tables.values(), state.lengths, state.last_tokens, state.drawn_counts]
+    tables = sum(table.numel() * table.element_size() for table in beside)
     arena = storage.device.arena.bytes.numel()
     assert arena + tables + SCRATCH_BYTES == storage.sized.used_bytes <= storage.sized.budget_bytes
     assert storage.sized.budget_bytes - storage.sized.used_bytes < 16 * 4 + 16

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from kvtide.engine.broken_rules import Rule
 from kvtide.engine.commands.demo import command
 from kvtide.engine.demo import build_tight_storage
 from kvtide.engine.loop import StepReport, serve
@@ -16,7 +17,7 @@ from kvtide.engine.models import MODELS, RANDOM_VOCABULARY
 from kvtide.engine.picture import capture, draw
 from kvtide.engine.runner import ModelRunner
 from kvtide.engine.static_split import average_split, peaks, requests_held
-from kvtide.engine.workload import CHUNK_TOKENS, RUNNING_REQUESTS, random_requests
+from kvtide.engine.workload import CHUNK_TOKENS, PLAIN, RUNNING_REQUESTS, random_requests
 from kvtide.plan import pack
 from kvtide.storage import ForwardIds, PreparedStep, UnresolvedIds
 
@@ -78,6 +79,42 @@ def test_one_wrong_page_table_turns_the_exit_status_to_1(
     assert "logits of request" in result.stdout
 
 
+@pytest.mark.requirement("X5", "K4", "L5", "A5", "K3")
+@pytest.mark.parametrize("rule", [rule.value for rule in Rule])
+def test_each_rule_that_is_switched_off_is_seen(tmp_path: Path, rule: str) -> None:
+    """A wrong logit, or accesses that nothing orders, and the exit status says so; the run itself goes on to its end."""
+    result = demo(tmp_path, "--json", "--break", rule)
+    assert result.exit_code == 1, result.output
+    document = json.loads(result.stdout)
+    assert document["equal"] is False
+    by_hook = {run["hook"]: run for run in document["runs"]}
+    for hook, run in by_hook.items():
+        # Transformers' masks never show the cache hook what was not zeroed.
+        assert run["equal"] == (rule == "zeroing" and hook == "cache layers") or run["unordered"], hook
+    if rule in {"barrier", "clearance"}:
+        assert all(run["unordered"] for run in by_hook.values())
+    else:
+        assert not by_hook["page attention"]["equal"]
+
+
+def test_the_plain_loop_is_still_there_and_breaks_nothing(tmp_path: Path) -> None:
+    """One forward at a time needs none of the rules that can be switched off."""
+    result = demo(tmp_path, "--json", "--loop", "plain")
+    assert result.exit_code == 0, result.output
+    refused = demo(tmp_path, "--loop", "plain", "--break", "barrier")
+    assert refused.exit_code == 2
+    assert "--break barrier needs the overlap loop" in refused.stderr
+
+
+def test_a_wrong_check_level_in_the_environment_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVTIDE_CHECK_LEVEL", "loud")
+    result = demo(tmp_path)
+    assert result.exit_code == 2
+    assert "KVTIDE_CHECK_LEVEL='loud' is no check level" in result.stderr
+
+
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     """Before three minutes of work, not after."""
     (tmp_path / "file").write_text("")
@@ -97,7 +134,7 @@ def test_requests_held_are_those_that_the_loop_held() -> None:
         running.append(len(report.running) + len(report.finished))
 
     serve(runner, storage, requests, chunk_tokens=CHUNK_TOKENS, observe=observe)
-    demands = peaks(storage.plan, requests, CHUNK_TOKENS)
+    demands = peaks(storage.plan, requests, CHUNK_TOKENS, PLAIN)
     held = requests_held(
         requests,
         demands,

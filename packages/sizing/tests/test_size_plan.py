@@ -61,7 +61,7 @@ def mirror_bytes(layout: ArenaLayout, plan: KVStoragePlan, limits: dict[str, int
             entries += 1 + pages
         else:
             entries += max(0, band.page_count - band.first_page)
-    return 4 * entries
+    return 4 * entries + 24 * limits["max_running_requests"]
 
 
 def sized_or_refused(
@@ -435,20 +435,23 @@ def test_requests_that_fit_is_the_last_count_that_packs(
 
 @pytest.mark.requirement("S1")
 def test_a_real_budget_by_hand(make_plan: MakePlan) -> None:
-    """A gibibyte over one band of 64 KiB pages: two tables of 4 bytes an entry, and the sink, come off first."""
+    """A gibibyte over one band of 64 KiB pages: two tables of 4 bytes an entry, 24 bytes a row, and the sink, come off first."""
     plan = make_plan(16, full=4096)
     sized = size_plan(
         plan, budget_bytes=2**30, max_running_requests=256, max_context_tokens=8192, chunk_tokens=512
     )
     rows_bytes = 4 * 256 * 512
-    ids_bytes = 4 * (1 + 16374)
+    row_state_bytes = 256 * 24
+    ids_bytes = 4 * 16374
     assert {term.name: (term.byte_count, term.in_arena) for term in sized.fixed} == {
         "reserved prefix (sinks)": (65_536, True),
         "mirror of rows": (rows_bytes, False),
         "mirror of ids:full": (ids_bytes, False),
+        "row state": (row_state_bytes, False),
     }
+    beside = rows_bytes + ids_bytes + row_state_bytes
     assert sized.used_bytes == 2**30
-    assert sized.targets[0].unit_count == (2**30 - rows_bytes - ids_bytes - 65_536) // 65_536 == 16_374
+    assert sized.targets[0].unit_count == (2**30 - beside - 65_536) // 65_536 == 16_373
     assert sized.pages_per_row == 512
 
 

@@ -8,8 +8,12 @@ can run nothing else.
 from __future__ import annotations
 
 import attrs
+import torch
 
 from kvtide.engine.errors import EngineError
+
+FUTURE_TOKEN = -1
+"""In the place of a token that the row's forward before chooses: on the device it is there in time, on the host not yet."""
 
 
 @attrs.frozen(kw_only=True)
@@ -23,7 +27,7 @@ class ForwardBatch:
     """Row of each request in the request table."""
 
     token_ids: tuple[tuple[int, ...], ...]
-    """New tokens of each row."""
+    """New tokens of each row, or `FUTURE_TOKEN`."""
 
     tokens_before: tuple[int, ...]
     """Tokens of each row that earlier forwards have written."""
@@ -65,3 +69,29 @@ class ForwardBatch:
     def has_previous_state(self) -> bool:
         """Whether the rows carry a recurrent state from an earlier forward."""
         return self.longest_before > 0
+
+
+@attrs.frozen(eq=False)
+class ForwardInputs:
+    """What a model is given of a batch."""
+
+    token_ids: torch.Tensor
+    """`[rows, query_tokens]`."""
+
+    positions: torch.Tensor
+    """Position of each in its request, `[rows, query_tokens]`."""
+
+
+def inputs_of_host(batch: ForwardBatch) -> ForwardInputs:
+    """As the host knows them; no token may be a future one."""
+    return _inputs(batch, torch.tensor(batch.token_ids), torch.tensor(batch.tokens_before))
+
+
+def inputs_of_device(batch: ForwardBatch, last_tokens: torch.Tensor, lengths: torch.Tensor) -> ForwardInputs:
+    """As the rows' own values on the device say: the token that each chose last, for future ones, and its length, `[rows]` both."""
+    tokens = torch.tensor(batch.token_ids, device=last_tokens.device)
+    return _inputs(batch, torch.where(tokens == FUTURE_TOKEN, last_tokens[:, None], tokens), lengths)
+
+
+def _inputs(batch: ForwardBatch, tokens: torch.Tensor, lengths: torch.Tensor) -> ForwardInputs:
+    return ForwardInputs(tokens, lengths[:, None] + torch.arange(batch.query_tokens, device=lengths.device))

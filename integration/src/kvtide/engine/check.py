@@ -117,6 +117,12 @@ def generate_alone(model: PreTrainedModel, request: Request) -> tuple[int, ...]:
     return tuple(output[0, len(request.prompt) :].tolist())
 
 
+def expected_tokens(request: Request, alone: Sequence[int]) -> tuple[int, ...]:
+    """What a request is to be given where `generate()`, which knows no stop sequences, gives `alone`."""
+    ends = (end for end in range(1, len(alone)) if request.is_complete(alone[:end]))
+    return tuple(alone[: next(ends, len(alone))])
+
+
 def first_token_difference(
     request_id: str, served: Sequence[int], alone: Sequence[int]
 ) -> TokenDifference | None:

@@ -1,12 +1,15 @@
 """The demo's work, without its words: real models served from tight arenas, each run checked twice.
 
-A run is a model, a page size and a hook. Its requests go through the plain loop over a storage whose arena is too small for
-comfort; then its tokens are compared with the model's own `generate()` for each request alone, and its logits bit for bit
-with the same batches over plain tensors.
+A run is a model, a page size and a hook. Its requests go through a loop over a storage whose arena is too small for comfort; then
+its tokens are compared with the model's own `generate()` for each request alone, and its logits bit for bit with the same batches
+over plain tensors. The overlap loop runs on the modelled device: forwards run late and in pieces, and accesses that nothing orders
+are reported.
 """
 
 from __future__ import annotations
 
+import enum
+import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,31 +18,68 @@ import attrs
 import torch
 from transformers import PreTrainedModel
 
+from kvtide.arena import CPUDevice, KVArena, TensorDevice
+from kvtide.engine.broken_rules import BrokenDevice, Rule
 from kvtide.engine.check import (
     CheckResult,
     TokenDifference,
+    expected_tokens,
     first_token_difference,
     generate_alone,
     replay_on_plain_tensors,
 )
-from kvtide.engine.loop import Request, ServeResult, StepReport, serve
+from kvtide.engine.forwards import ModelledForwards
+from kvtide.engine.loop import Request, ServeResult, StepObserver, StepReport, serve
+from kvtide.engine.modelled_device import ModelledTensorDevice
 from kvtide.engine.models import RANDOM_VOCABULARY, DemoModel
+from kvtide.engine.overlap import serve_overlapped
 from kvtide.engine.picture import ArenaFrame, capture, draw
 from kvtide.engine.runner import Hook, ModelRunner
 from kvtide.engine.static_split import Held, average_split, peaks, requests_held
 from kvtide.engine.workload import (
     CHUNK_TOKENS,
     CONTEXT_TOKENS,
+    OVERLAP,
+    PLAIN,
     RUNNING_REQUESTS,
     random_requests,
     text_requests,
     tight_budget_bytes,
 )
+from kvtide.ledger import CheckLevel
 from kvtide.plan import plan_kv_storage
+from kvtide.sizing import ServingPolicy
 from kvtide.storage import KVStorage, build_kv_storage
 
 Progress = Callable[[str], None]
 """Told what is happening, often."""
+
+
+class Loop(enum.Enum):
+    """How requests are scheduled."""
+
+    OVERLAP = "overlap"
+    """The next forward is launched before the last one is processed (`kvtide.engine.overlap`)."""
+
+    PLAIN = "plain"
+    """One forward at a time (`kvtide.engine.loop`)."""
+
+
+@attrs.frozen(kw_only=True)
+class DemoSettings:
+    """What all runs of a demo share."""
+
+    seed: int = 0
+    """Of arrivals, of random prompts, and of the interleaving."""
+
+    loop: Loop = Loop.OVERLAP
+    """How requests are scheduled."""
+
+    broken: Rule | None = None
+    """A rule that is switched off; only with the overlap loop."""
+
+    check_level: CheckLevel = CheckLevel.OFF
+    """How much is checked beyond what always is."""
 
 
 @attrs.frozen(kw_only=True)
@@ -82,6 +122,9 @@ class DemoRun:
     check: CheckResult
     """Both comparisons."""
 
+    races: tuple[str, ...]
+    """Accesses of the device that nothing ordered; always empty in the plain loop."""
+
     texts: tuple[tuple[str, str], ...]
     """Prompt and continuation, for a model of text."""
 
@@ -91,33 +134,55 @@ class DemoRun:
     seconds: float
     """Wall time, checks included."""
 
+    @property
+    def is_right(self) -> bool:
+        """Nothing differs, and everything was ordered."""
+        return self.check.is_equal and not self.races
+
 
 def demo_runs(
-    models: Sequence[DemoModel], page_sizes: Sequence[int], *, seed: int, folder: Path, progress: Progress
+    models: Sequence[DemoModel],
+    page_sizes: Sequence[int],
+    *,
+    settings: DemoSettings,
+    folder: Path,
+    progress: Progress,
 ) -> Iterator[DemoRun]:
     """Serve each model with each page size and each of its hooks; pictures go to `folder`, which must exist."""
+    seed = settings.seed
     torch.set_num_threads(1)
     for model in models:
         progress(f"{model.name}: generate() alone, for comparison")
         loaded = model.load()
         requests = text_requests(seed) if model.is_text else random_requests(RANDOM_VOCABULARY, seed)
         alone = {request.request_id: generate_alone(loaded, request) for request in requests}
-        scene = _Scene(model, loaded, requests, alone, folder, progress)
+        scene = _Scene(model, loaded, requests, alone, settings, folder, progress)
         for page_tokens in page_sizes:
             for hook in model.hooks:
                 yield scene.play(hook, page_tokens)
 
 
-def build_tight_storage(runner: ModelRunner, requests: Sequence[Request], page_tokens: int) -> KVStorage:
+def build_tight_storage(
+    runner: ModelRunner,
+    requests: Sequence[Request],
+    page_tokens: int,
+    *,
+    policy: ServingPolicy = PLAIN,
+    make_device: Callable[[KVArena], TensorDevice] = CPUDevice,
+    check_level: CheckLevel = CheckLevel.OFF,
+) -> KVStorage:
     """A storage in which bands must take each other's bytes to serve `requests`."""
     plan = plan_kv_storage(runner.layers, page_tokens=page_tokens)
     return build_kv_storage(
         plan,
-        budget_bytes=tight_budget_bytes(plan, requests),
+        budget_bytes=tight_budget_bytes(plan, requests, policy),
         max_running_requests=RUNNING_REQUESTS,
         max_context_tokens=CONTEXT_TOKENS,
         chunk_tokens=CHUNK_TOKENS,
+        make_device=make_device,
         writes_whole_pages=True,
+        policy=policy,
+        check_level=check_level,
     )
 
 
@@ -129,6 +194,7 @@ class _Scene:
     loaded: PreTrainedModel
     requests: Sequence[Request]
     alone: Mapping[str, tuple[int, ...]]
+    settings: DemoSettings
     folder: Path
     progress: Progress
 
@@ -137,7 +203,7 @@ class _Scene:
         started = time.monotonic()
         label = f"{self.model.name}, page size {page_tokens}, {hook.value}"
         runner = ModelRunner(self.loaded, hook)
-        storage = build_tight_storage(runner, self.requests, page_tokens)
+        storage = self._build(runner, page_tokens)
         frames: list[ArenaFrame] = []
         running: list[int] = []
 
@@ -148,14 +214,15 @@ class _Scene:
                 f"{label}: step {report.step}, {len(report.running)} running, {len(report.waiting)} waiting"
             )
 
-        result = serve(runner, storage, self.requests, chunk_tokens=CHUNK_TOKENS, observe=observe)
-        storage.verify_idle()
+        result = self._serve(runner, storage, observe)
+        if self.settings.broken is None:
+            storage.verify_idle()
         self.progress(f"{label}: the same batches on plain tensors, for comparison")
         check = CheckResult(
             logits=replay_on_plain_tensors(runner, result.forwards, page_tokens=page_tokens),
             tokens=tuple(_token_differences(self.requests, result, self.alone)),
         )
-        demands = peaks(storage.plan, self.requests, CHUNK_TOKENS)
+        demands = peaks(storage.plan, self.requests, CHUNK_TOKENS, storage.sized.policy)
         split = average_split(storage.layout, demands)
         title = f"{self.model.title}; page size {page_tokens}"
         picture = self.folder / f"{self.model.name}-page{page_tokens}-{hook.name.lower()}.svg"
@@ -177,10 +244,41 @@ class _Scene:
             held=Held(most=max(running), steps=len(running), never_fit=len(result.rejected)),
             held_static=held_static,
             check=check,
+            races=_races(storage),
             texts=tuple(_texts(self.requests, result)) if self.model.is_text else (),
             picture=picture,
             seconds=time.monotonic() - started,
         )
+
+    def _build(self, runner: ModelRunner, page_tokens: int) -> KVStorage:
+        settings = self.settings
+        build = functools.partial(
+            build_tight_storage, runner, self.requests, page_tokens, check_level=settings.check_level
+        )
+        if settings.loop is Loop.PLAIN:
+            return build()
+        broken = settings.broken
+
+        def make_device(arena: KVArena) -> TensorDevice:
+            if broken is not None:
+                return BrokenDevice(arena, broken)
+            return ModelledTensorDevice(arena, seed=settings.seed, raise_races=False)
+
+        return build(policy=OVERLAP, make_device=make_device)
+
+    def _serve(self, runner: ModelRunner, storage: KVStorage, observe: StepObserver) -> ServeResult:
+        if self.settings.loop is Loop.PLAIN:
+            return serve(runner, storage, self.requests, chunk_tokens=CHUNK_TOKENS, observe=observe)
+        # Where no read end is declared, the barrier orders whole forwards, and shows most where it is missing.
+        forwards = ModelledForwards(storage, declares_read_end=self.settings.broken is not Rule.BARRIER)
+        return serve_overlapped(
+            runner, storage, forwards, self.requests, chunk_tokens=CHUNK_TOKENS, observe=observe
+        )
+
+
+def _races(storage: KVStorage) -> tuple[str, ...]:
+    device = storage.device
+    return tuple(map(str, device.model.races)) if isinstance(device, ModelledTensorDevice) else ()
 
 
 def _token_differences(
@@ -188,7 +286,9 @@ def _token_differences(
 ) -> Iterator[TokenDifference]:
     for request in requests:
         served = result.tokens.get(request.request_id, ())
-        difference = first_token_difference(request.request_id, served, alone[request.request_id])
+        difference = first_token_difference(
+            request.request_id, served, expected_tokens(request, alone[request.request_id])
+        )
         if difference is not None:
             yield difference
 

@@ -6,7 +6,7 @@ Each step:
 2. those that wait are admitted from the head of the queue, for as long as the storage admits them;
 3. the oldest admitted request whose prompt is not written yet runs one prefill chunk;
 4. all requests with a written prompt decode one token in one batch;
-5. requests that are complete release everything they hold.
+5. requests that are complete, or whose client has gone, release everything they hold.
 
 Admission promises every peak, so no step of an admitted request is refused, and nothing is ever preempted. Tokens are chosen
 greedily. The rows of a batch are ordered by row number, which is reused: it says nothing about who came first.
@@ -38,10 +38,22 @@ class Request:
     """Token ids; at least one."""
 
     output_tokens: int
-    """Tokens to generate, exactly."""
+    """Tokens to generate; fewer only where a stop sequence comes before."""
 
     arrival_step: int = 0
     """Step of the loop from which on it waits for admission."""
+
+    stops: tuple[tuple[int, ...], ...] = ()
+    """Token sequences behind any of which it ends; they stay in the output."""
+
+    cancelled_step: int | None = None
+    """Step of the loop at which its client goes away, if it has not ended."""
+
+    def is_complete(self, tokens: Sequence[int]) -> bool:
+        """Whether it ends with these tokens generated."""
+        return len(tokens) == self.output_tokens or any(
+            tuple(tokens[-len(stop) :]) == stop for stop in self.stops
+        )
 
 
 @attrs.frozen(eq=False)
@@ -65,6 +77,9 @@ class ServeResult:
     rejected: Mapping[str, str]
     """Why, by request, for those that no arena of this size could hold."""
 
+    cancelled: Mapping[str, tuple[int, ...]]
+    """Tokens that were there, by request, for those whose client went away."""
+
     forwards: tuple[RanForward, ...]
     """In the order in which they ran."""
 
@@ -86,7 +101,7 @@ class StepReport:
     """Admitted and not finished."""
 
     finished: tuple[str, ...]
-    """Finished in this step."""
+    """Finished or cancelled in this step."""
 
 
 StepObserver = Callable[[StepReport], None]
@@ -103,58 +118,83 @@ def serve(
 ) -> ServeResult:
     """Run `requests` to their end over `storage`, prefilling at most `chunk_tokens` a forward.
 
-    Raises `EngineError` for two requests of one id, an empty prompt, or an output of no token.
+    Raises `EngineError` for two requests of one id, an empty prompt, an empty stop sequence, or an output of no token.
     """
-    return _Loop(runner, storage, chunk_tokens, _checked(requests)).run(observe)
+    return SchedulerLoop(runner, storage, chunk_tokens, checked(requests)).run(observe)
 
 
 @attrs.define(eq=False)
-class _Running:
+class RunningRequest:
     """An admitted request."""
 
     request: Request
+    """What was asked for."""
+
     row: int
+    """Its row, until it is over."""
+
     written_tokens: int = 0
+    """Tokens that its forwards have written, those in flight among them."""
+
     tokens: list[int] = attrs.field(factory=list)
+    """Generated, as far as the host knows."""
+
+    chosen_tokens: int = 0
+    """Generated, those of forwards in flight among them."""
+
+    is_over: bool = False
+    """Its row may be another's."""
 
     @property
     def is_prefilling(self) -> bool:
+        """Whether some of its prompt is in no forward yet."""
         return self.written_tokens < len(self.request.prompt)
 
     @property
     def is_complete(self) -> bool:
-        return len(self.tokens) == self.request.output_tokens
+        """Whether all its tokens are known."""
+        return self.request.is_complete(self.tokens)
 
 
-class _Loop:
+class SchedulerLoop:
+    """The plain loop; arrivals, admission and ends are those of every loop."""
+
     def __init__(
         self, runner: ModelRunner, storage: KVStorage, chunk_tokens: int, requests: Sequence[Request]
     ) -> None:
+        """Nothing has arrived."""
         self._runner = runner
         self._storage = storage
         self._store = ArenaStore(storage.routed_cache, storage.plan.page_tokens)
         self._chunk_tokens = chunk_tokens
         self._arriving = deque(sorted(requests, key=lambda request: request.arrival_step))
         self._waiting: deque[Request] = deque()
-        self._running: list[_Running] = []
+        self._running: list[RunningRequest] = []
         self._tokens: dict[str, tuple[int, ...]] = {}
         self._rejected: dict[str, str] = {}
+        self._cancelled: dict[str, tuple[int, ...]] = {}
         self._forwards: list[RanForward] = []
 
     def run(self, observe: StepObserver | None) -> ServeResult:
+        """Serve every request to its end."""
         step = 0
         while self._arriving or self._waiting or self._running:
             self._arrive(step)
+            gone = self._cancel(step)
             self._admit()
             self._prefill()
             self._decode()
             finished = self._finish()
             if observe is not None:
-                observe(self._report(step, finished))
+                observe(self._report(step, gone + finished))
             step += 1
+        return self._result(step)
+
+    def _result(self, step: int) -> ServeResult:
         return ServeResult(
             tokens=self._tokens,
             rejected=self._rejected,
+            cancelled=self._cancelled,
             forwards=tuple(self._forwards),
             step_count=step,
         )
@@ -176,7 +216,7 @@ class _Loop:
             if isinstance(rows, AdmissionRefusal):
                 assert not rows.is_final, f"{request.request_id!r} was to be rejected when it arrived: {rows}"
                 return
-            self._running.append(_Running(request, int(rows[0])))
+            self._running.append(RunningRequest(request, int(rows[0])))
             self._waiting.popleft()
 
     def _prefill(self) -> None:
@@ -191,15 +231,34 @@ class _Loop:
             decoding.sort(key=lambda running: running.row)
             self._forward(decoding, [(running.tokens[-1],) for running in decoding])
 
-    def _finish(self) -> list[_Running]:
+    def _cancel(self, step: int) -> list[RunningRequest]:
+        """End those whose client has gone; of them, those that were running."""
+
+        def is_gone(request: Request) -> bool:
+            return request.cancelled_step is not None and request.cancelled_step <= step
+
+        self._cancelled |= {request.request_id: () for request in self._waiting if is_gone(request)}
+        self._waiting = deque(request for request in self._waiting if not is_gone(request))
+        gone = [one for one in self._running if is_gone(one.request)]
+        self._cancelled |= {one.request.request_id: tuple(one.tokens) for one in gone}
+        self._end(gone)
+        return gone
+
+    def _finish(self) -> list[RunningRequest]:
+        """End those that are complete."""
         finished = [running for running in self._running if running.is_complete]
-        if finished:
-            self._storage.release([running.row for running in finished])
-            self._running = [running for running in self._running if not running.is_complete]
-            self._tokens |= {running.request.request_id: tuple(running.tokens) for running in finished}
+        self._tokens |= {running.request.request_id: tuple(running.tokens) for running in finished}
+        self._end(finished)
         return finished
 
-    def _forward(self, running: Sequence[_Running], token_ids: Sequence[tuple[int, ...]]) -> None:
+    def _end(self, over: Sequence[RunningRequest]) -> None:
+        if over:
+            self._storage.release([one.row for one in over])
+            for one in over:
+                one.is_over = True
+            self._running = [one for one in self._running if not one.is_over]
+
+    def _forward(self, running: Sequence[RunningRequest], token_ids: Sequence[tuple[int, ...]]) -> None:
         """Run one forward and take in its result."""
         batch = ForwardBatch(
             request_ids=tuple(one.request.request_id for one in running),
@@ -224,7 +283,7 @@ class _Loop:
             if not one.is_prefilling:
                 one.tokens.append(token)
 
-    def _report(self, step: int, finished: Sequence[_Running]) -> StepReport:
+    def _report(self, step: int, finished: Sequence[RunningRequest]) -> StepReport:
         return StepReport(
             step=step,
             waiting=tuple(request.request_id for request in self._waiting),
@@ -233,10 +292,11 @@ class _Loop:
         )
 
 
-def _checked(requests: Iterable[Request]) -> list[Request]:
-    checked = list(requests)
+def checked(requests: Iterable[Request]) -> list[Request]:
+    """`requests`, or an `EngineError` for what no loop can serve."""
+    every_request = list(requests)
     seen: set[str] = set()
-    for request in checked:
+    for request in every_request:
         if request.request_id in seen:
             raise EngineError(f"two requests have the id {request.request_id!r}")
         seen.add(request.request_id)
@@ -245,4 +305,8 @@ def _checked(requests: Iterable[Request]) -> list[Request]:
                 f"request {request.request_id!r} has {len(request.prompt)} prompt tokens and asks for "
                 f"{request.output_tokens}: it needs at least one of each"
             )
-    return checked
+        if () in request.stops:
+            raise EngineError(
+                f"request {request.request_id!r} has an empty stop sequence, which every output ends with"
+            )
+    return every_request

@@ -17,7 +17,10 @@ class Prompt:
     """ASCII; one byte is one token."""
 
     output_tokens: int
-    """Bytes to generate."""
+    """Bytes to generate, unless `stop` comes before."""
+
+    stop: str = ""
+    """What ends the output; nothing if empty."""
 
 
 PROMPTS = (
@@ -40,10 +43,10 @@ PROMPTS = (
     Prompt("Return a ", 18),
     Prompt("If the ", 17),
     Prompt("The name of ", 16),
-    Prompt("This License ", 18),
+    Prompt("This License ", 18, stop=" to"),
     Prompt("Raise an ", 16),
     Prompt("You may ", 17),
-    Prompt("A copy of ", 16),
+    Prompt("A copy of ", 16, stop="ic"),
     Prompt("T", 17),
     Prompt("Create a new ", 17),
     Prompt("Permission is hereby granted, free of charge, to any person obtaining a copy of this ", 24),

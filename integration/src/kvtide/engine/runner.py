@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 from transformers import PreTrainedModel
 
-from kvtide.engine.batch import ForwardBatch
+from kvtide.engine.batch import ForwardBatch, ForwardInputs, inputs_of_host
 from kvtide.engine.cache import HybridCache
 from kvtide.engine.declare import declare_layers
 from kvtide.engine.errors import EngineError
@@ -77,11 +77,17 @@ class ModelRunner:
             register_page_attention()
 
     @torch.no_grad()
-    def run(self, batch: ForwardBatch, store: ForwardStore) -> torch.Tensor:
-        """Logits after each row's last token, `[rows, vocabulary]`. Reads and writes the rows' bytes in `store`."""
+    def run(
+        self, batch: ForwardBatch, store: ForwardStore, inputs: ForwardInputs | None = None
+    ) -> torch.Tensor:
+        """Logits after each row's last token, `[rows, vocabulary]`. Reads and writes the rows' bytes in `store`.
+
+        `inputs` are what the host knows, unless they are given.
+        """
+        inputs = inputs_of_host(batch) if inputs is None else inputs
         arguments: dict[str, object] = {
-            "input_ids": torch.tensor(batch.token_ids),
-            "position_ids": torch.tensor(batch.tokens_before)[:, None] + torch.arange(batch.query_tokens),
+            "input_ids": inputs.token_ids,
+            "position_ids": inputs.positions,
             "use_cache": True,
             "logits_to_keep": 1,
         }

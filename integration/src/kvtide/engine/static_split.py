@@ -14,7 +14,7 @@ import attrs
 
 from kvtide.engine.loop import Request
 from kvtide.plan import ArenaLayout, KVStoragePlan
-from kvtide.sizing import request_demand
+from kvtide.sizing import ServingPolicy, request_demand
 
 Fits = Callable[[Sequence[int]], bool]
 """Whether units, one count a band in chain order, fit together."""
@@ -61,14 +61,17 @@ def average_split(layout: ArenaLayout, demands: Sequence[Sequence[int]]) -> Stat
     return StaticSplit(units=tuple(units), walls=tuple(walls))
 
 
-def peaks(plan: KVStoragePlan, requests: Sequence[Request], chunk_tokens: int) -> list[tuple[int, ...]]:
-    """Peak units of each request."""
+def peaks(
+    plan: KVStoragePlan, requests: Sequence[Request], chunk_tokens: int, policy: ServingPolicy
+) -> list[tuple[int, ...]]:
+    """Peak units of each request, served as `policy` says."""
     return [
         request_demand(
             plan,
             prompt_tokens=len(request.prompt),
             output_tokens=request.output_tokens,
             chunk_tokens=chunk_tokens,
+            policy=policy,
         ).units
         for request in requests
     ]

@@ -17,7 +17,7 @@ that is the sink (page 0) and zeroing on hand-out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import attrs
@@ -25,7 +25,7 @@ import torch
 
 from kvtide.arena import LayerView, RoutedKVCache, gather_tokens, token_slots, write_tokens
 from kvtide.engine.batch import ForwardBatch
-from kvtide.storage import ForwardIds
+from kvtide.storage import ForwardIds, ForwardStateSlots
 
 Planes = Mapping[str, torch.Tensor]
 """Tensors by the names that the geometry declares: `key`, `value`, `latent`, `conv`, `recurrent`."""
@@ -55,6 +55,44 @@ class ForwardStore(Protocol):
 
     def store_state(self, layer: int, values: Planes) -> None:
         """Replace each row's recurrent state."""
+
+
+@attrs.frozen(eq=False)
+class HandingBackStore:
+    """A store of one forward that lets others run before each of its calls: between layers, and within one."""
+
+    _store: ForwardStore
+    _hand_back: Callable[[], None]
+
+    @property
+    def page_tokens(self) -> int:
+        """See `ForwardStore.page_tokens`."""
+        return self._store.page_tokens
+
+    def write_tokens(self, layer: int, values: Planes) -> None:
+        """See `ForwardStore.write_tokens`."""
+        self._hand_back()
+        self._store.write_tokens(layer, values)
+
+    def read_tokens(self, layer: int, positions: torch.Tensor) -> dict[str, torch.Tensor]:
+        """See `ForwardStore.read_tokens`."""
+        self._hand_back()
+        return self._store.read_tokens(layer, positions)
+
+    def read_pages(self, layer: int, first_pages: torch.Tensor, page_count: int) -> dict[str, torch.Tensor]:
+        """See `ForwardStore.read_pages`."""
+        self._hand_back()
+        return self._store.read_pages(layer, first_pages, page_count)
+
+    def load_state(self, layer: int) -> dict[str, torch.Tensor]:
+        """See `ForwardStore.load_state`."""
+        self._hand_back()
+        return self._store.load_state(layer)
+
+    def store_state(self, layer: int, values: Planes) -> None:
+        """See `ForwardStore.store_state`."""
+        self._hand_back()
+        self._store.store_state(layer, values)
 
 
 # --- on the arena -------------------------------------------------------------------------------------------------
@@ -103,11 +141,11 @@ class _ArenaForward:
         return {name: plane[pages].flatten(1, 2) for name, plane in view.planes.items()}
 
     def load_state(self, layer: int) -> dict[str, torch.Tensor]:
-        return {name: plane[self._state_slots] for name, plane in self._state(layer).planes.items()}
+        return {name: self._state_slots.gather(plane) for name, plane in self._state(layer).planes.items()}
 
     def store_state(self, layer: int, values: Planes) -> None:
         for name, plane in self._state(layer).planes.items():
-            plane[self._state_slots] = values[name]
+            self._state_slots.scatter(plane, values[name])
 
     def _slots(self, band: str, positions: torch.Tensor) -> torch.Tensor:
         pages = self._pages(band, positions.clamp(min=0) // self.page_tokens)
@@ -123,7 +161,7 @@ class _ArenaForward:
         return torch.where(inside, table.gather(1, torch.where(inside, indices, 0)), 0)
 
     @property
-    def _state_slots(self) -> torch.Tensor:
+    def _state_slots(self) -> ForwardStateSlots:
         slots = self.ids.state_slots
         assert slots is not None, "a model with recurrent layers has a state band"
         return slots

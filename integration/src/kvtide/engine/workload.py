@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import attrs
 import numpy as np
 
 from kvtide.arena import SCRATCH_BYTES
 from kvtide.engine.loop import Request
 from kvtide.engine.prompts import PROMPTS
 from kvtide.plan import KVStoragePlan, lay_out, pack
-from kvtide.sizing import ID_BYTES, mirror_lengths, request_demand
+from kvtide.sizing import ID_BYTES, ROW_STATE_BYTES, ServingPolicy, mirror_lengths, request_demand
 
 CHUNK_TOKENS = 16
 """Prompt tokens of one prefill forward."""
@@ -27,13 +28,22 @@ CONTEXT_TOKENS = max(len(prompt.text) + prompt.output_tokens for prompt in PROMP
 LATEST_GAP = 2
 """Steps between one arrival and the next, at most."""
 
+PLAIN, OVERLAP = ServingPolicy(), ServingPolicy(overlap=True)
+"""How the two loops serve."""
+
 SIDE_BY_SIDE = 3
 """Requests, the first that arrive, which the arena holds together and no more."""
 
 
 def text_requests(seed: int = 0) -> tuple[Request, ...]:
     """One request a prompt, its bytes as tokens; `seed` decides when they arrive."""
-    return _requests([tuple(prompt.text.encode("ascii")) for prompt in PROMPTS], np.random.default_rng(seed))
+    requests = _requests(
+        [tuple(prompt.text.encode("ascii")) for prompt in PROMPTS], np.random.default_rng(seed)
+    )
+    return tuple(
+        attrs.evolve(request, stops=(tuple(prompt.stop.encode("ascii")),)) if prompt.stop else request
+        for request, prompt in zip(requests, PROMPTS, strict=True)
+    )
 
 
 def random_requests(vocabulary: int, seed: int = 0) -> tuple[Request, ...]:
@@ -44,7 +54,9 @@ def random_requests(vocabulary: int, seed: int = 0) -> tuple[Request, ...]:
     )
 
 
-def tight_budget_bytes(plan: KVStoragePlan, requests: Sequence[Request]) -> int:
+def tight_budget_bytes(
+    plan: KVStoragePlan, requests: Sequence[Request], policy: ServingPolicy = PLAIN
+) -> int:
     """A budget whose arena holds the first `SIDE_BY_SIDE` of `requests` at their peaks, with less than a page to spare.
 
     For `build_kv_storage` with the row, context and chunk figures of this module.
@@ -55,6 +67,7 @@ def tight_budget_bytes(plan: KVStoragePlan, requests: Sequence[Request]) -> int:
             prompt_tokens=len(request.prompt),
             output_tokens=request.output_tokens,
             chunk_tokens=CHUNK_TOKENS,
+            policy=policy,
         )
         for request in requests[:SIDE_BY_SIDE]
     ]
@@ -74,7 +87,7 @@ def _beside_arena_bytes(plan: KVStoragePlan, arena_bytes: int) -> int:
         max_running_requests=RUNNING_REQUESTS,
         pages_per_row=-(-CONTEXT_TOKENS // plan.page_tokens),
     )
-    return SCRATCH_BYTES + ID_BYTES * sum(lengths.values())
+    return SCRATCH_BYTES + ROW_STATE_BYTES * RUNNING_REQUESTS + ID_BYTES * sum(lengths.values())
 
 
 def _requests(prompts: Sequence[tuple[int, ...]], numbers: np.random.Generator) -> tuple[Request, ...]:

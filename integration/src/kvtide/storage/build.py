@@ -10,10 +10,13 @@ import torch
 from kvtide.arena import OFFSET_BITS, CPUDevice, KVArena, TensorDevice
 from kvtide.ledger import CheckLevel
 from kvtide.plan import GPU_SCRATCH_BYTES, MOVE_SCRATCH_BYTES, KVStoragePlan
-from kvtide.sizing import size_plan
+from kvtide.sizing import ServingPolicy, size_plan
 from kvtide.storage.errors import StorageError
 from kvtide.storage.storage import KVStorage
-from kvtide.storage.supported import check_supported
+from kvtide.storage.supported import check_policy, check_supported
+
+PLAIN_POLICY = ServingPolicy()
+"""Neither overlap nor sharing nor drafts."""
 
 
 def build_kv_storage(
@@ -31,6 +34,7 @@ def build_kv_storage(
     check_level: CheckLevel = CheckLevel.OFF,
     kernel_offset_bits: int = OFFSET_BITS,
     writes_whole_pages: bool = False,
+    policy: ServingPolicy = PLAIN_POLICY,
 ) -> KVStorage:
     """A storage whose arena, mirrors and scratch lie within `budget_bytes`.
 
@@ -49,15 +53,18 @@ def build_kv_storage(
         kernel_offset_bits: of the offsets that the model's kernels compute with.
         writes_whole_pages: whether every forward writes its tokens' entries in every layer before any kernel loads their pages. Pages
             that a step fills are then handed out without being zeroed first. A draft whose layers run apart does not.
+        policy: how the engine serves. With overlap, a row's next step may be prepared before its last one is processed; requests are
+            priced for it.
 
     Raises:
-        StorageError: a plan that the storage cannot run, such as one of several page sizes or compressed chains, or a device
-            that holds more beside the arena than the budget has for it.
+        StorageError: a plan, policy or device that the storage cannot run, such as several page sizes, drafts, memory whose work
+            has no streams, or a device that holds more beside the arena than the budget has for it.
         ValueError: the model's kernels cannot address the arena to its end.
         kvtide.sizing.SizingError: the budget is below the floor of one request at batch size 1, or the state slots or their share
             make no sense.
     """
     check_supported(plan)
+    check_policy(policy)
     if scratch_bytes is None:
         scratch_bytes = GPU_SCRATCH_BYTES if torch.device(memory).type == "cuda" else MOVE_SCRATCH_BYTES
     sized = size_plan(
@@ -69,6 +76,7 @@ def build_kv_storage(
         state_slots=state_slots,
         state_share=state_share,
         beside_arena={"scratch of the device": scratch_bytes},
+        policy=policy,
     )
     device = make_device(KVArena.allocate(sized.layout.arena_bytes, memory))
     if device.scratch_bytes > scratch_bytes:

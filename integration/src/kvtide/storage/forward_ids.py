@@ -1,7 +1,8 @@
 """Ids for one forward's kernels, translated once per sub-pool (row K3).
 
 Rows hold virtual ids; kernels index by physical ones. A forward's metadata phase reads the mirrors on the device, once for
-what it writes and once for what it reads; no kernel translates.
+what it writes and once for what it reads; no kernel translates. Once that phase is over the mirrors may speak of other requests,
+so whatever the forward does later uses what was resolved then.
 """
 
 from __future__ import annotations
@@ -11,9 +12,29 @@ from collections.abc import Mapping
 import attrs
 import torch
 
-from kvtide.arena import TensorDevice, token_slots, translate_ids
+from kvtide.arena import TensorDevice, gather_pages, token_slots, translate_ids, write_tokens
 from kvtide.device import IntArray
 from kvtide.ledger import InvariantChecks
+from kvtide.storage.row_state import RowState
+
+
+@attrs.frozen(eq=False)
+class ForwardStateSlots:
+    """Where the states of one forward's rows lie, for every reader and writer of that forward, however late it comes (row K4).
+
+    After the read end a row may name another request: nobody looks its slot up again.
+    """
+
+    slots: torch.Tensor
+    """Physical state slots, `[row_count]` int64; −1 for a padded row."""
+
+    def gather(self, plane: torch.Tensor) -> torch.Tensor:
+        """A copy of each row's state, `[row_count, …]`, of `plane [slot_count, …]`; zeros for a padded row."""
+        return gather_pages(plane, self.slots)
+
+    def scatter(self, plane: torch.Tensor, values: torch.Tensor) -> None:
+        """Replace each row's state in `plane` by `values [row_count, …]`; a padded row's go nowhere."""
+        write_tokens(plane.unsqueeze(1), self.slots, values)
 
 
 @attrs.frozen(eq=False)
@@ -26,8 +47,11 @@ class ForwardIds:
     page_tables: Mapping[str, torch.Tensor]
     """By band: pages read, `[row_count, page_count]` int64 from each row's first token; 0, the sink, where none is bound."""
 
-    state_slots: torch.Tensor | None
-    """State slots, `[row_count]` int64; `None` without a state band."""
+    state_slots: ForwardStateSlots | None
+    """`None` without a state band."""
+
+    rows: torch.Tensor
+    """Rows of the forward, `[row_count]` int64, to index `RowState` by."""
 
 
 @attrs.frozen(eq=False, kw_only=True)
@@ -49,14 +73,18 @@ class UnresolvedIds:
     state_slots: IntArray
     """Virtual state slot of each row."""
 
+    reset_rows: IntArray
+    """Rows handed out since the launch before, in this forward or not."""
+
     translator: IdTranslator
     """Of the storage that launched it."""
 
     def resolve(self) -> ForwardIds:
-        """Translate, on the forward's stream, whichever is torch's current one; call it before the forward's kernels.
+        """Reset the rows that were handed out, and translate: the forward's metadata phase.
 
-        The upload is ordered before that stream, and the next upload waits for the forward. The ids hold for work on that
-        stream: queue the kernels under `device.on_stream(device.forward_stream)`.
+        It runs on the forward's stream, whichever is torch's current one; call it before the forward's kernels. The upload is ordered
+        before that stream, and the next upload behind the read end. The ids hold for work on that stream: queue the kernels under
+        `device.on_stream(device.forward_stream)`.
         """
         return self.translator.translate(self)
 
@@ -70,6 +98,7 @@ class IdTranslator:
         page_tokens: Mapping[str, int | None],
         pages_per_row: int,
         checks: InvariantChecks,
+        row_state: RowState,
     ) -> None:
         """The tables of `device` are as `kvtide.sizing.mirror_lengths` names them; `page_tokens` by band.
 
@@ -77,6 +106,7 @@ class IdTranslator:
         """
         self._device = device
         self._checks = checks
+        self._row_state = row_state
         tables = device.tables
         self._ids = {name: tables[f"ids:{name}"] for name in page_tokens}
         self._rows = tables["rows"].view(-1, pages_per_row)
@@ -105,21 +135,24 @@ class IdTranslator:
             return self._translate(ids)
 
     def _translate(self, ids: UnresolvedIds) -> ForwardIds:
-        rows, write_rows, write_positions, virtual_slots = self._device.send(
-            self._device.forward_stream, [ids.rows, ids.write_rows, ids.write_positions, ids.state_slots]
+        rows, write_rows, write_positions, virtual_slots, reset_rows = self._device.send(
+            self._device.forward_stream,
+            [ids.rows, ids.write_rows, ids.write_positions, ids.state_slots, ids.reset_rows],
         )
+        if len(ids.reset_rows):
+            self._row_state.reset(reset_rows)
         virtual_tables = self._rows[rows, : ids.page_columns]
         write_slots: dict[str, torch.Tensor] = {}
         page_tables: dict[str, torch.Tensor] = {}
-        state_slots = None
+        state_slots: ForwardStateSlots | None = None
         for name, table in self._ids.items():
             tokens = self._page_tokens[name]
             if tokens is None:
-                state_slots = translate_ids(table, virtual_slots, faults=self._faults)
+                state_slots = ForwardStateSlots(translate_ids(table, virtual_slots, faults=self._faults))
                 continue
             page_tables[name] = translate_ids(table, virtual_tables, faults=self._faults)
             pages = translate_ids(
                 table, self._rows[write_rows, write_positions // tokens], faults=self._faults
             )
             write_slots[name] = token_slots(pages, write_positions % tokens, tokens)
-        return ForwardIds(write_slots, page_tables, state_slots)
+        return ForwardIds(write_slots, page_tables, state_slots, rows)

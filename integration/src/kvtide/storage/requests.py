@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from kvtide.chain import SINK, IdSpace
 from kvtide.device import IntArray, Mirror
+from kvtide.ledger import InvariantError
 from kvtide.storage.errors import StorageError
 
 
@@ -27,7 +28,9 @@ class RequestTable:
         self.lengths: IntArray = np.zeros(row_count, np.int64)
         """Tokens written and advanced over."""
         self.prepared: IntArray = np.zeros(row_count, np.int64)
-        """`lengths`, and the tokens of a step not yet advanced over."""
+        """`lengths`, and the tokens of steps not yet advanced over: an upper bound of what has been written."""
+        self.open_steps: IntArray = np.zeros(row_count, np.int64)
+        """Steps prepared and neither advanced over nor abandoned."""
         self.prompts: IntArray = np.zeros(row_count, np.int64)
         """Tokens that may be written several at a time."""
         self.limits: IntArray = np.zeros(row_count, np.int64)
@@ -58,7 +61,7 @@ class RequestTable:
         """Return rows; the caller has released what they hold, so their pages read as the sink."""
         self._live[rows] = False
         self.generations[rows] += 1
-        for column in (self.page_counts, self.lengths, self.prepared, self.prompts, self.limits):
+        for column in self._columns():
             column[rows] = 0
         self.state_slots[rows] = -1
         self._free.give_back(rows)
@@ -108,6 +111,23 @@ class RequestTable:
     def live_rows(self) -> IntArray:
         """Rows in use, ascending."""
         return np.flatnonzero(self._live)
+
+    def verify_idle(self) -> None:
+        """Raise `InvariantError` unless rows in use have no step open and free rows hold nothing (K11)."""
+        free = ~self._live
+        held = np.any([column[free] != 0 for column in self._columns()], axis=0)
+        behind = self._live & ((self.open_steps != 0) | (self.prepared != self.lengths))
+        if held.any() or (self.state_slots[free] >= 0).any() or behind.any():
+            raise InvariantError(
+                "storage.row_state",
+                f"free rows {np.flatnonzero(free)[held].tolist()} hold something, rows in use {np.flatnonzero(behind).tolist()} "
+                "have steps open",
+                "a step was neither advanced over nor abandoned, or a row was closed in part",
+            )
+
+    def _columns(self) -> tuple[IntArray, ...]:
+        """What is zero of a free row."""
+        return self.page_counts, self.lengths, self.prepared, self.open_steps, self.prompts, self.limits
 
 
 def ranges(counts: IntArray) -> IntArray:

@@ -4,6 +4,7 @@
                       └───────────────────────────┴── abandon → ABANDONED
 
 A step knows its rows by generation: a row that was released and admitted anew is another request, which the step does not touch.
+With overlap a row has two steps at most: one recorded and not yet advanced over, and the next.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ from __future__ import annotations
 import enum
 
 import attrs
+import numpy as np
 
 from kvtide.chain import Taken
 from kvtide.device import Event, IntArray
 from kvtide.ledger import LaunchRecord
 from kvtide.storage.errors import StorageError
+from kvtide.storage.requests import RequestTable
 
 
 class StepState(enum.Enum):
@@ -40,7 +43,7 @@ class PreparedStep:
     """New tokens of each row."""
 
     starts: IntArray
-    """Tokens each row had before."""
+    """Tokens each row had before, those of a forward in flight among them."""
 
     generations: IntArray
     """Which request of each row was meant."""
@@ -54,8 +57,11 @@ class PreparedStep:
     launch: LaunchRecord | None = None
     """Its forward in the ledger, from `launch_forward` on."""
 
+    reset_rows: IntArray | None = None
+    """Rows handed out before it, whose device state its forward resets; from `launch_forward` on."""
+
     done_event: Event | None = None
-    """Behind its forward on the forward stream, from `record_forward` on."""
+    """Behind its forward on the forward stream, from `record_forward` on: what the host waits for before it processes."""
 
     def check_state(self, action: str, *expected: StepState) -> None:
         """Raise `StorageError` unless the step stands at one of `expected`."""
@@ -64,3 +70,51 @@ class PreparedStep:
             raise StorageError(
                 f"cannot {action} a step of rows {self.rows.tolist()}: it is {self.state.value}, and must be {wanted}"
             )
+
+
+def check_step(
+    requests: RequestTable, rows: IntArray, counts: IntArray, *, chunk_tokens: int, forwards_in_flight: int
+) -> None:
+    """Raise `StorageError` unless a forward over `counts[i]` more tokens of row `rows[i]` may be prepared.
+
+    `forwards_in_flight`: steps of one row that are open at once, this one among them; what admission priced.
+    """
+    requests.check_live(rows, "prepare a step of")
+    if rows.shape != counts.shape or not len(rows):
+        raise StorageError(
+            f"a step needs one count a row and a row at least, found {len(rows)} and {len(counts)}"
+        )
+    waiting = rows[requests.open_steps[rows] >= forwards_in_flight]
+    if len(waiting):
+        raise StorageError(
+            f"cannot prepare a step of rows {waiting.tolist()}: {forwards_in_flight} of their steps, the most that may be open, "
+            "were neither advanced over nor abandoned"
+        )
+    wrong = rows[(counts <= 0) | (counts > chunk_tokens)]
+    if len(wrong):
+        raise StorageError(
+            f"cannot prepare a step of rows {wrong.tolist()}: counts must lie between 1 and the chunk of {chunk_tokens} tokens"
+        )
+    ends = requests.prepared[rows] + counts
+    several = rows[(counts > 1) & (ends > requests.prompts[rows])]
+    if len(several):
+        raise StorageError(
+            f"cannot prepare a step of rows {several.tolist()}: several tokens at once past the prompt; admission priced "
+            "one a step there"
+        )
+    over = rows[ends > requests.limits[rows]]
+    if len(over):
+        raise StorageError(
+            f"cannot prepare a step of rows {over.tolist()}: more tokens than they were admitted for "
+            f"({requests.limits[over].tolist()})"
+        )
+
+
+def check_turn(requests: RequestTable, step: PreparedStep, rows: IntArray) -> None:
+    """Raise `StorageError` unless `step` is the oldest open one of each of `rows`, its rows that still serve its requests."""
+    places = np.isin(step.rows, rows)
+    early = rows[requests.lengths[rows] != step.starts[places]]
+    if len(early):
+        raise StorageError(
+            f"cannot advance over a step of rows {early.tolist()}: an earlier one of theirs comes first"
+        )

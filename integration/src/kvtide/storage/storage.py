@@ -1,16 +1,23 @@
-"""`KVStorage`: everything a hybrid model's requests keep on the device, behind a few verbs over rows (rows K1-K3, K6, K11).
+"""`KVStorage`: everything a hybrid model's requests keep on the device, behind a few verbs over rows (rows K1-K4, K6, K11).
 
 | verb | when | refuses | waits for |
 | - | - | - | - |
 | `arrival_refusal` | a request arrives | what could never be admitted; changes nothing | nothing |
 | `admit` | requests are to begin | peaks that do not pack beside what is promised | nothing |
 | `prepare_step` | before a forward | a take that no layout holds (never after an admission) | the schedule stream, for pages it settles |
-| `launch_forward` | the forward is about to be queued | – | the schedule stream, for the forward before |
-| `record_forward` | it has been queued | – | nothing |
+| `launch_forward` | the forward is about to be queued | – | the forward stream, for the upload |
+| `record_forward` | it has been queued | – | the schedule stream, for its read end |
 | `abandon` | it will not run after all | – | the schedule stream, for what was queued of it |
 | `forward_processed` | its result has been looked at | – | nothing |
 | `advance` | its tokens count as written | – | nothing |
 | `release` | a request is over | – | nothing |
+| `flush_opportunistic` | nothing better to do | – | the schedule stream, for copies of others |
+
+With overlap forward N + 1 is prepared, launched and recorded before N is processed; then N is processed, advanced over, and what is
+over is released, while N + 1 runs:
+
+    host      prepare, launch, record N + 1 │ processed, advance, release N │ prepare, launch, record N + 2 │ …
+    forwards  … N ┤ N + 1 ……………………………………………………………………… ┤ N + 2 …
 
 No verb makes the host wait. Rows and counts are int64 arrays, or what NumPy makes of them without rounding; a verb acts on all
 of them at once, or raises `StorageError` (or `InvariantError`, for a hook that was skipped) before it changes anything.
@@ -22,6 +29,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
+import structlog
 
 from kvtide.arena import OFFSET_BITS, RoutedKVCache, TensorDevice
 from kvtide.chain import BandTake, ChainAllocator, Taken, TakeRefusal
@@ -32,10 +40,16 @@ from kvtide.sizing import SizedPlan, mirror_lengths
 from kvtide.storage.admission import Admission, AdmissionRefusal
 from kvtide.storage.errors import StorageError
 from kvtide.storage.forward_ids import IdTranslator, UnresolvedIds
+from kvtide.storage.idle_checks import verify_mirrors, verify_units
+from kvtide.storage.read_ends import SharedReadEnds
 from kvtide.storage.requests import RequestTable, ranges
-from kvtide.storage.steps import PreparedStep, StepState
-from kvtide.storage.supported import check_policy, check_supported
+from kvtide.storage.row_state import RowResets, RowState
+from kvtide.storage.statistics import StorageStatistics
+from kvtide.storage.steps import PreparedStep, StepState, check_step, check_turn
+from kvtide.storage.supported import check_device, check_policy, check_supported
 from kvtide.storage.whole_numbers import whole_numbers
+
+log = structlog.get_logger(__name__)
 
 
 class KVStorage:
@@ -53,6 +67,7 @@ class KVStorage:
         """Empty, over the arena of `device`; arguments and errors as `build_kv_storage`."""
         check_supported(sized.plan)
         check_policy(sized.policy)
+        check_device(device)
         self.sized = sized
         self.device = device
         self.routed_cache = RoutedKVCache(
@@ -68,18 +83,24 @@ class KVStorage:
         )
         device.prewarm([UnitGrid(band.origin_bytes, band.unit_bytes) for band in sized.layout.bands])
         self._steps = ForwardSteps()
-        checks = InvariantChecks(check_level)
-        self.chain = ChainAllocator(sized.layout, device, mirrors, self._steps, checks=checks)
+        self._checks = InvariantChecks(check_level)
+        self.chain = ChainAllocator(sized.layout, device, mirrors, self._steps, checks=self._checks)
         """For statistics and questions; takes and frees go through the verbs."""
         self.requests = RequestTable(sized.max_running_requests, sized.pages_per_row, mirrors["rows"])
         """For questions; rows change through the verbs."""
+        self.row_state = RowState(sized.max_running_requests, device.arena.bytes.device)
+        """What forwards know of each row and the host learns when they are processed; only the forward stream writes it."""
+        self._row_resets = RowResets(sized.max_running_requests)
+        self._forwards_in_flight = 2 if sized.policy.overlap else 1
+        self._launches = self._aborted_launches = self._flushed_units = 0
         self._admission = Admission(sized, lambda: list(self.resident_now().values()))
         self._writes_whole_pages = writes_whole_pages
         self._translator = IdTranslator(
             device,
             {band.name: band.page_tokens for band in sized.layout.bands},
             sized.pages_per_row,
-            checks,
+            self._checks,
+            self.row_state,
         )
         # The owner last: a virtual page returns with it.
         self._release_order = sorted(sized.plan.token_sub_pools, key=lambda pool: pool is sized.plan.owner)
@@ -141,19 +162,27 @@ class KVStorage:
                 raise _broken_promise(taken)
             slots = taken.state_slots
         rows = self.requests.open(prompts, limits, slots)
+        self._row_resets.mark(rows)
         self._admission.promise(rows, demands)
         return rows
 
     def prepare_step(self, rows: npt.ArrayLike, counts: npt.ArrayLike) -> PreparedStep | TakeRefusal:
         """Hold pages for `counts[i]` more tokens of row `rows[i]`; the step of one forward over these rows.
 
-        Refused, as errors, are rows that are not in use or whose last step is still open, counts that are not positive or longer
-        than a chunk, several tokens at once past the prompt, and more tokens than a row was admitted for.
+        The forward of a row's last step may still run, where the policy overlaps: its tokens count as written. Refused, as errors, are
+        rows that are not in use or have more steps open, counts that are not positive or longer than a chunk, several tokens at once
+        past the prompt, and more tokens than a row was admitted for.
         """
         rows, counts = whole_numbers("rows", rows), whole_numbers("counts", counts)
         self._steps.check_pages_may_change("a step")
-        self._check_step(rows, counts)
-        starts = self.requests.lengths[rows]
+        check_step(
+            self.requests,
+            rows,
+            counts,
+            chunk_tokens=self.sized.chunk_tokens,
+            forwards_in_flight=self._forwards_in_flight,
+        )
+        starts = self.requests.prepared[rows]
         ends = starts + counts
         taken: Taken | None = None
         new_pages = np.maximum(0, -(-ends // self.plan.page_tokens) - self.requests.page_counts[rows])
@@ -164,14 +193,15 @@ class KVStorage:
             taken = answer
             self.requests.append(rows, new_pages, taken.pages)
         self.requests.prepared[rows] = ends
+        self.requests.open_steps[rows] += 1
         return PreparedStep(rows, counts, starts, self.requests.generations[rows], taken)
 
     def launch_forward(self, step: PreparedStep) -> UnresolvedIds:
         """Bring the mirrors up to date for the step; queue its forward next, then call `record_forward`.
 
-        The schedule stream waits for the newest forward in flight, which may still read the mirrors, and uploads; the forward
-        stream waits for the upload. The forward's first work on its stream is to `resolve` the ids. Until it is recorded, no
-        page may be freed, taken or moved. Raises `StorageError` if a row of the step was released meanwhile.
+        The schedule stream uploads, behind the read ends of the forwards before, and the forward stream waits for it. The forward's
+        first work on its stream is to `resolve` the ids. Until it is recorded, no page may be freed, taken or moved. Raises
+        `StorageError` if a row of the step was released meanwhile.
         """
         step.check_state("launch", StepState.PREPARED)
         gone = step.rows[~self.requests.is_same_request(step.rows, step.generations)]
@@ -182,11 +212,9 @@ class KVStorage:
             )
         step.launch = self._steps.forward_launched()
         step.state = StepState.LAUNCHED
+        step.reset_rows = self._row_resets.take()
+        self._launches += 1
         device = self.device
-        newest = self._steps.newest_recorded
-        if newest is not None:
-            device.wait_event(device.schedule_stream, newest.event)
-            self._steps.wait_queued(newest.event)
         device.upload(device.schedule_stream)
         device.wait_event(device.forward_stream, device.record_event(device.schedule_stream))
         return UnresolvedIds(
@@ -195,17 +223,30 @@ class KVStorage:
             write_rows=np.repeat(step.rows, step.counts),
             write_positions=np.repeat(step.starts, step.counts) + ranges(step.counts),
             state_slots=self.requests.state_slots[step.rows],
+            reset_rows=step.reset_rows,
             translator=self._translator,
         )
 
-    def record_forward(self, step: PreparedStep) -> None:
-        """Note that the step's forward has been queued: pages freed from now on wait for it."""
+    def record_forward(self, step: PreparedStep, read_ends: SharedReadEnds | None = None) -> None:
+        """Note that the step's forward has been queued: pages freed from now on wait for it.
+
+        The write-after-read barrier stands here: whatever the schedule stream does next comes behind the read end that the forward's
+        backends have declared, or behind the whole forward where one has not.
+        """
         record = self._launched(step, "record", StepState.LAUNCHED)
-        step.done_event = self.device.record_event(self.device.forward_stream)
+        device, before = self.device, self._steps.newest_recorded
+        step.done_event = device.record_event(device.forward_stream)
         self.chain.forward_recorded(self._steps.forward_recorded(record, step.done_event), self._writes(step))
         if step.taken is not None:
             self.chain.written(step.taken)
         step.state = StepState.RECORDED
+        read_end = None if read_ends is None else read_ends.end
+        device.wait_event(device.schedule_stream, step.done_event if read_end is None else read_end)
+        if read_end is None:
+            self._steps.wait_queued(step.done_event)
+        elif before is not None:
+            # The read end lies on the forward stream behind all of the forward before.
+            self._steps.wait_queued(before.event)
 
     def forward_processed(self, step: PreparedStep) -> None:
         """Note that the host has seen the forward's completion; steps are processed in launch order.
@@ -231,23 +272,32 @@ class KVStorage:
             device = self.device
             device.wait_event(device.schedule_stream, device.record_event(device.forward_stream))
             self._steps.forward_aborted(step.launch)
+            self._aborted_launches += 1
+            log.info("storage.launch_aborted", rows=step.rows.tolist())
+        if step.reset_rows is not None:
+            self._row_resets.mark(step.reset_rows)
         if step.taken is not None:
             self.chain.pay_zero_debt(step.taken)
         rows = step.rows[self.requests.is_same_request(step.rows, step.generations)]
-        self.requests.prepared[rows] = self.requests.lengths[rows]
+        self.requests.prepared[rows] = step.starts[np.isin(step.rows, rows)]
+        self.requests.open_steps[rows] -= 1
         step.state = StepState.ABANDONED
 
     def advance(self, step: PreparedStep) -> None:
         """Count the tokens of a processed step as written, and retire window pages that fell behind.
 
         The next token, at position n, reads a window of W from n - W + 1 on, an attention chunk from its own start; pages wholly
-        before that are freed. Rows that were released meanwhile are left alone.
+        before that are freed; a forward in flight may still load them, so they pend until it is over. Rows that were released
+        meanwhile are left alone.
         """
         step.check_state("advance over", StepState.PROCESSED)
         self._steps.check_pages_may_change("an advance")
-        rows = step.rows[self.requests.is_same_request(step.rows, step.generations)]
-        lengths = self.requests.prepared[rows]
+        is_same = self.requests.is_same_request(step.rows, step.generations)
+        rows = step.rows[is_same]
+        check_turn(self.requests, step, rows)
+        lengths = step.starts[is_same] + step.counts[is_same]
         self.requests.lengths[rows] = lengths
+        self.requests.open_steps[rows] -= 1
         for pool in self._release_order:
             if pool.window_tokens is not None:
                 first_read = np.maximum(0, lengths - pool.window_tokens + 1)
@@ -270,6 +320,18 @@ class KVStorage:
         self._admission.release(rows)
         self.requests.close(rows)
 
+    def flush_opportunistic(self) -> int:
+        """Close holes while there is nothing better to do; how many units moved.
+
+        For a moment without a forward to launch: behind a result that was processed early, and at idle. It never waits for a running
+        forward, and moves nothing that one may write.
+        """
+        moved = self.chain.flush_opportunistic()
+        if moved:
+            self._flushed_units += moved
+            log.info("storage.flushed", units=moved)
+        return moved
+
     # ── questions ──
 
     def admitted_at_peak(self) -> dict[str, int]:
@@ -280,28 +342,32 @@ class KVStorage:
         """Units that the rows in use hold at this moment, by band; never more than `admitted_at_peak`."""
         return {band.name: band.live_units for band in self.chain.statistics().bands}
 
-    def verify_idle(self) -> None:
-        """Raise `InvariantError` unless bytes are conserved and units and promises held are those of the rows in use (K11).
+    def statistics(self) -> StorageStatistics:
+        """Exact figures."""
+        free_rows = self.requests.free_count
+        return StorageStatistics(
+            rows_in_use=self.sized.max_running_requests - free_rows,
+            free_rows=free_rows,
+            forwards_in_flight=self._steps.in_flight_count,
+            launches=self._launches,
+            aborted_launches=self._aborted_launches,
+            flushed_units=self._flushed_units,
+            promised_units=self.admitted_at_peak(),
+            chain=self.chain.statistics(),
+        )
 
-        From the level WARN on it also looks whether every id that forwards translated lay in its table.
+    def verify_idle(self) -> None:
+        """Raise `InvariantError` unless bytes are conserved, and units, promises and rows are those of the requests (K11).
+
+        From the check level WARN on, the mirrors are uploaded and compared with the host's tables; the host waits for it (L8).
         """
         self.chain.verify_byte_accounting()
-        rows = self.requests.live_rows()
-        expected = {
-            pool.name: len(rows)
-            if pool.page_tokens is None
-            else int((self.requests.page_counts[rows] - self._first_held[pool.name][rows]).sum())
-            for pool in self.plan.sub_pools
-        }
-        held = self.resident_now()
-        if held != expected:
-            raise InvariantError(
-                "storage.leak",
-                f"{held} units are held, {len(rows)} rows in use account for {expected}",
-                "a release was skipped, or units were taken from the chain directly",
-            )
-        self._admission.verify(rows)
+        verify_units(self.plan, self.requests, self._first_held, self.chain)
+        self.requests.verify_idle()
+        self._admission.verify(self.requests.live_rows())
         self._translator.verify()
+        if self._checks.checks("mirror.equals_host"):
+            verify_mirrors(self.device, self.requests, self.chain, self._checks)
 
     # ── helpers ──
 
@@ -313,38 +379,6 @@ class KVStorage:
         step.check_state(action, state)
         assert step.launch is not None, "a launched step has its record"
         return step.launch
-
-    def _check_step(self, rows: IntArray, counts: IntArray) -> None:
-        self.requests.check_live(rows, "prepare a step of")
-        if rows.shape != counts.shape or not len(rows):
-            raise StorageError(
-                f"a step needs one count a row and a row at least, found {len(rows)} and {len(counts)}"
-            )
-        waiting = rows[self.requests.prepared[rows] > self.requests.lengths[rows]]
-        if len(waiting):
-            raise StorageError(
-                f"cannot prepare a step of rows {waiting.tolist()}: their last step was neither advanced over "
-                "nor abandoned"
-            )
-        wrong = rows[(counts <= 0) | (counts > self.sized.chunk_tokens)]
-        if len(wrong):
-            raise StorageError(
-                f"cannot prepare a step of rows {wrong.tolist()}: counts must lie between 1 and the chunk of "
-                f"{self.sized.chunk_tokens} tokens"
-            )
-        ends = self.requests.lengths[rows] + counts
-        several = rows[(counts > 1) & (ends > self.requests.prompts[rows])]
-        if len(several):
-            raise StorageError(
-                f"cannot prepare a step of rows {several.tolist()}: several tokens at once past the prompt; admission priced "
-                "one a step there"
-            )
-        over = rows[ends > self.requests.limits[rows]]
-        if len(over):
-            raise StorageError(
-                f"cannot prepare a step of rows {over.tolist()}: more tokens than they were admitted for "
-                f"({self.requests.limits[over].tolist()})"
-            )
 
     def _page_takes(self, new_pages: IntArray, ends: IntArray) -> Mapping[str, BandTake] | None:
         """How each band takes a step's new pages: the forward writes all of them whole but the last of a row that ends inside it."""

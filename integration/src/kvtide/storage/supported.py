@@ -1,18 +1,43 @@
-"""Which plans the storage runs: what it cannot run yet it refuses before anything is allocated."""
+"""Which plans, policies and devices the storage runs: what it cannot run yet it refuses before anything is allocated."""
 
 from __future__ import annotations
 
+from kvtide.arena import TensorDevice
+from kvtide.device import ImmediateStreams
 from kvtide.plan import KVStoragePlan
-from kvtide.sizing import ChunkReads, ServingPolicy
+from kvtide.sizing import CheckpointStrategy, ChunkReads, ServingPolicy
 from kvtide.storage.errors import StorageError
 
 
 def check_policy(policy: ServingPolicy) -> None:
-    """Raise `StorageError` where requests are priced for less than they hold here: every chunk is written to window pages."""
+    """Raise `StorageError` where requests are priced for another life than they lead here."""
     if policy.chunk_reads is not ChunkReads.PAGES:
         raise StorageError(
             f"cannot run a plan priced for chunks that read {policy.chunk_reads.value}: a step takes window pages for its whole "
             "chunk, so admission would promise too little"
+        )
+    if policy.strategy is not CheckpointStrategy.NONE:
+        raise StorageError(
+            f"cannot run checkpoints of strategy {policy.strategy.value!r}: there is no prefix tree that would keep them"
+        )
+    if policy.draft_tokens:
+        raise StorageError(
+            f"cannot run {policy.draft_tokens} draft tokens a step: a step past the prompt is one token a row"
+        )
+
+
+def check_device(device: TensorDevice) -> None:
+    """Raise `StorageError` for a device that works asynchronously and has no streams to order that work with (row K4)."""
+    memory = device.arena.bytes.device.type
+    if isinstance(device, ImmediateStreams) and memory != "cpu":
+        raise StorageError(
+            f"cannot run {type(device).__name__} over memory of {memory!r}: work there is not done when a call returns, and this "
+            "device has no streams that could wait for it; give a device of that memory, such as CUDADevice"
+        )
+    if device.schedule_stream is device.forward_stream:
+        raise StorageError(
+            f"cannot run {type(device).__name__}: its schedule stream is its forward stream, so whatever the allocator does would "
+            "wait for the forward that it should overlap"
         )
 
 

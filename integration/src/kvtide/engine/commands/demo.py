@@ -1,7 +1,8 @@
 """Real hybrid models served from one arena, every token and logit checked.
 
 `kvtide demo` serves seven small models, two of them trained, from arenas so tight that bands take each other's bytes and
-pages move; it ends with a table and a picture of each arena over time. Exit status 1 when one token or logit differs.
+pages move, each forward launched before the last one is processed; it ends with a table and a picture of each arena over time. Exit
+status 1 when one token or logit differs, or something ran unordered. `--break` switches one rule off, to see that it is needed.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 import logging
+import os
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,9 +24,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from kvtide.engine.demo import DemoRun, demo_runs
+from kvtide.engine.broken_rules import Rule
+from kvtide.engine.demo import DemoRun, DemoSettings, Loop, demo_runs
 from kvtide.engine.models import MODELS
 from kvtide.engine.static_split import Held
+from kvtide.storage import StorageError, StorageSettings
 
 DEFAULT_PAGE_SIZES = (1, 16)
 """Tokens a page, unless asked otherwise."""
@@ -49,7 +53,21 @@ SHOWN_TEXTS = 4
     type=click.IntRange(min=0),
     default=0,
     show_default=True,
-    help="Arrival times and random prompts.",
+    help="Arrival times, random prompts, and when queued work runs.",
+)
+@click.option(
+    "--loop",
+    "loop_name",
+    type=click.Choice([loop.value for loop in Loop]),
+    default=Loop.OVERLAP.value,
+    show_default=True,
+    help="Launch forwards ahead, or one at a time.",
+)
+@click.option(
+    "--break",
+    "rule_name",
+    type=click.Choice([rule.value for rule in Rule]),
+    help="Switch one rule off, and see the check fail.",
 )
 @click.option(
     "--out",
@@ -67,11 +85,14 @@ def command(
     names: Sequence[str],
     page_sizes: Sequence[int],
     seed: int,
+    loop_name: str,
+    rule_name: str | None,
     folder: Path,
     as_json: bool,
 ) -> None:
     """Serve real hybrid models from one arena and check every token and logit."""
     _quiet_libraries()
+    settings = _settings(seed, Loop(loop_name), None if rule_name is None else Rule(rule_name))
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -83,7 +104,7 @@ def command(
         for run in demo_runs(
             chosen,
             page_sizes or DEFAULT_PAGE_SIZES,
-            seed=seed,
+            settings=settings,
             folder=folder,
             progress=lambda text: status.update(escape(text)),
         ):
@@ -91,7 +112,7 @@ def command(
             runs.append(run)
     if as_json:
         click.echo(
-            json.dumps({"equal": all(run.check.is_equal for run in runs), "runs": list(map(_document, runs))})
+            json.dumps({"equal": all(run.is_right for run in runs), "runs": list(map(_document, runs))})
         )
     else:
         _print_texts(stdout, runs)
@@ -102,8 +123,20 @@ def command(
             f"A picture of each arena over time: {folder.resolve()}", soft_wrap=True, highlight=False
         )
         stdout.print(f"Look first at {_most_moved(runs).picture.resolve()}", soft_wrap=True, highlight=False)
-    if not all(run.check.is_equal for run in runs):
+    if not all(run.is_right for run in runs):
         context.exit(1)
+
+
+def _settings(seed: int, loop: Loop, rule: Rule | None) -> DemoSettings:
+    if rule is not None and loop is Loop.PLAIN:
+        raise click.UsageError(
+            f"--break {rule.value} needs the overlap loop: one forward at a time breaks nothing"
+        )
+    try:
+        level = StorageSettings.from_environment(os.environ).check_level
+    except StorageError as error:
+        raise click.UsageError(str(error)) from error
+    return DemoSettings(seed=seed, loop=loop, broken=rule, check_level=level)
 
 
 def _quiet_libraries() -> None:
@@ -118,7 +151,9 @@ def _most_moved(runs: Sequence[DemoRun]) -> DemoRun:
 
 
 def _verdict(run: DemoRun) -> str:
-    return "[green]equal[/]" if run.check.is_equal else "[bold red]DIFFERS[/]"
+    if not run.check.is_equal:
+        return "[bold red]DIFFERS[/]"
+    return "[bold red]UNORDERED[/]" if run.races else "[green]equal[/]"
 
 
 def _line(run: DemoRun) -> str:
@@ -151,7 +186,7 @@ def _table(runs: Sequence[DemoRun]) -> Table:
             str(first.moved_units),
             str(first.held.most),
             _static_text(first.held_static),
-            "[green]equal[/]" if all(run.check.is_equal for run in hooks) else "[bold red]DIFFERS[/]",
+            _verdict(next((run for run in hooks if not run.is_right), first)),
         )
     return table
 
@@ -189,6 +224,11 @@ def _print_differences(console: Console, runs: Sequence[DemoRun]) -> None:
                 console.print(
                     f"[red]{run.model.name}, page size {run.page_tokens}[/]: {escape(str(difference))}"
                 )
+        if run.races:
+            console.print(
+                f"[red]{run.model.name}, page size {run.page_tokens}[/]: {len(run.races)} accesses that nothing orders, first: "
+                f"{escape(run.races[0])}"
+            )
 
 
 def _document(run: DemoRun) -> Mapping[str, Any]:
@@ -209,6 +249,7 @@ def _document(run: DemoRun) -> Mapping[str, Any]:
         "steps": run.held.steps,
         "steps_static": run.held_static.steps,
         "equal": run.check.is_equal,
+        "unordered": len(run.races),
         "differences": [str(each) for each in (run.check.logits, *run.check.tokens) if each is not None],
         "picture": str(run.picture.resolve()),
         "seconds": round(run.seconds, 2),

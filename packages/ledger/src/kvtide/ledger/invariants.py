@@ -252,6 +252,11 @@ _ALL = (
         holds="At idle, the units held are those that the rows in use hold.",
     ),
     Invariant(
+        id="storage.row_state",
+        guard="storage",
+        holds="At idle, a free row holds nothing and a row in use has no step open.",
+    ),
+    Invariant(
         id="storage.promise_leak",
         guard="storage",
         holds="At idle, the units promised in all are those promised to the rows in use.",

@@ -15,7 +15,7 @@ from kvtide.sizing.demand import (
     request_demand,
 )
 from kvtide.sizing.errors import SizingError
-from kvtide.sizing.fitting import ID_BYTES, mirror_lengths, requests_that_fit
+from kvtide.sizing.fitting import ID_BYTES, ROW_STATE_BYTES, mirror_lengths, requests_that_fit
 from kvtide.sizing.policy import (
     CHECKPOINT_RULES,
     CheckpointRule,
@@ -31,6 +31,7 @@ __all__ = [
     "DEFAULT_STATE_SHARE",
     "DEMAND_RULES",
     "ID_BYTES",
+    "ROW_STATE_BYTES",
     "BandTarget",
     "CheckpointRule",
     "CheckpointStrategy",

@@ -29,6 +29,7 @@ from kvtide.sizing.demand import DEFAULT_POLICY, context_demand, request_demand
 from kvtide.sizing.errors import SizingError
 from kvtide.sizing.fitting import (
     ID_BYTES,
+    ROW_STATE_BYTES,
     mirror_lengths,
     prefix_bytes,
     requests_that_fit,
@@ -190,9 +191,11 @@ class _Budget:
     def beside(self, layout: ArenaLayout) -> dict[str, int]:
         """Bytes beside the arena, by name."""
         lengths = mirror_lengths(layout, max_running_requests=self.rows, pages_per_row=self.pages_per_row)
-        return {f"mirror of {name}": ID_BYTES * length for name, length in lengths.items()} | dict(
-            self.others
-        )
+        return {
+            **{f"mirror of {name}": ID_BYTES * length for name, length in lengths.items()},
+            "row state": ROW_STATE_BYTES * self.rows,
+            **self.others,
+        }
 
     def total_bytes(self, arena_bytes: int) -> int:
         """Arena and everything beside it; grows with every byte of the arena."""

@@ -11,6 +11,9 @@ from kvtide.sizing.demand import KVDemand
 ID_BYTES = 4
 """Ids on the device are int32 (D10)."""
 
+ROW_STATE_BYTES = 3 * 8
+"""Of each row, for values that are born on the device: tokens written, the last token, the sampler's cursor (K2)."""
+
 
 def mirror_lengths(layout: ArenaLayout, *, max_running_requests: int, pages_per_row: int) -> dict[str, int]:
     """Entries of each int32 table that the device mirrors, by name: `rows`, and one `ids:BAND` a band.

@@ -1,0 +1,65 @@
+"""What a request keeps on the device beside pages and state slots: values that are born there, one of each a row (row K2).
+
+The forward stream alone writes them, so no upload can overtake a value that a forward has just made. A row that is handed out
+again is reset there too, by the next forward, before its kernels and outside every graph: the last forward of the row's former
+request may still run, and writes them at its end.
+
+    forward stream   … forward N + 1 (row 3: former request)  ┤ forward N + 2: reset row 3 │ metadata │ layers │ row 3: new values
+    host             … N processed: row 3 freed, handed out, marked ──┘
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from kvtide.device import IntArray
+from kvtide.sizing import ROW_STATE_BYTES
+
+
+class RowState:
+    """Request-scoped values on the device, at fixed addresses, `[row_count]` int64 each."""
+
+    def __init__(self, row_count: int, device: torch.device) -> None:
+        """All zero, beside the arena on `device`."""
+        self._values = torch.zeros((3, row_count), dtype=torch.int64, device=device)
+        assert self._values.nbytes == ROW_STATE_BYTES * row_count, "the budget has been charged for it"
+        self.lengths = self._values[0]
+        """Tokens that forwards have written, in stream order."""
+        self.last_tokens = self._values[1]
+        """Token that the row's newest forward chose: the input of the next one, which need not wait for the host."""
+        self.drawn_counts = self._values[2]
+        """Tokens chosen for the request so far: the sampler's cursor."""
+
+    def reset(self, rows: torch.Tensor) -> None:
+        """Begin anew for `rows [count]`; on the forward stream."""
+        self._values[:, rows] = 0
+
+    def advance(self, rows: torch.Tensor, written_tokens: int, chosen: torch.Tensor | None) -> None:
+        """Note what a forward did to `rows [count]`: tokens written for each, and the tokens `chosen [count]`, if it chose any.
+
+        On the forward stream, after the forward's kernels.
+        """
+        self.lengths[rows] += written_tokens
+        if chosen is not None:
+            self.last_tokens[rows] = chosen
+            self.drawn_counts[rows] += 1
+
+
+class RowResets:
+    """Rows handed out since the last launch, whose device state is another request's. One owner: the storage."""
+
+    def __init__(self, row_count: int) -> None:
+        """None."""
+        self._marked: npt.NDArray[np.bool_] = np.zeros(row_count, np.bool_)
+
+    def mark(self, rows: IntArray) -> None:
+        """Have `rows` reset by the next forward."""
+        self._marked[rows] = True
+
+    def take(self) -> IntArray:
+        """Rows that the forward being launched resets; it has them now."""
+        rows = np.flatnonzero(self._marked)
+        self._marked[rows] = False
+        return rows

@@ -1,0 +1,38 @@
+"""What a storage holds and has done, exact, as values: for logs and metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import attrs
+
+from kvtide.chain import ChainStatistics
+
+
+@attrs.frozen(kw_only=True)
+class StorageStatistics:
+    """The storage at one moment."""
+
+    rows_in_use: int
+    """Requests admitted and not released."""
+
+    free_rows: int
+    """Rows that can be handed out."""
+
+    forwards_in_flight: int
+    """Launched and not processed."""
+
+    launches: int
+    """Launches since the start."""
+
+    aborted_launches: int
+    """Those of them that were abandoned."""
+
+    flushed_units: int
+    """Units that opportunistic flushes have moved since the start."""
+
+    promised_units: Mapping[str, int]
+    """By band: peaks promised to the rows in use."""
+
+    chain: ChainStatistics
+    """Bands and bytes."""

@@ -1,0 +1,104 @@
+"""Real models under real asynchrony: whatever the interleaving, their output is that of the models without kvtide (X5).
+
+Forwards run late and in pieces on the modelled forward stream, while the schedule stream zeroes, moves and uploads for the next one
+and fills free bytes with NaN. Each run is compared with the same batches over plain tensors, bit for bit, and with `generate()` for
+each request alone. CI runs a slice of the seeds; `KVTIDE_OVERLAP_SEEDS` says how many, for nights.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import attrs
+import pytest
+
+from kvtide.engine.check import expected_tokens, first_token_difference, replay_on_plain_tensors
+from kvtide.engine.loop import Request
+from kvtide.engine.models import MODELS
+from kvtide.engine.runner import Hook, ModelRunner
+
+from .overlapped import Overlapped, serve_overlapped_on_tight_arena
+
+SEEDS = int(os.environ.get("KVTIDE_OVERLAP_SEEDS", "1"))
+"""Interleavings of each model and hook."""
+
+EVERY_WAY = [
+    pytest.param(name, hook, seed, id=f"{name}-{hook.name.lower()}-{seed}")
+    for name, model in MODELS.items()
+    for hook in model.hooks
+    for seed in range(SEEDS)
+]
+
+RunnerOf = Callable[[str, Hook], ModelRunner]
+RequestsOf = Callable[[str], tuple[Request, ...]]
+TokensAlone = Callable[[str, Request], tuple[int, ...]]
+
+
+def with_early_ends(
+    requests: tuple[Request, ...], alone: dict[str, tuple[int, ...]], seed: int
+) -> tuple[Request, ...]:
+    """Some stop at two tokens that they are known to generate; the clients of two go away."""
+    changed = []
+    for place, request in enumerate(requests):
+        tokens = alone[request.request_id]
+        at = (7 * place + 3 * seed) % max(1, len(tokens) - 2)
+        if place % 3 == 0 and len(tokens) > 4:
+            changed.append(attrs.evolve(request, stops=(tokens[at : at + 2], (999, 999))))
+        elif place % 7 == 5:
+            changed.append(attrs.evolve(request, cancelled_step=request.arrival_step + 9 + seed))
+        else:
+            changed.append(request)
+    return tuple(changed)
+
+
+def check(run: Overlapped, alone: dict[str, tuple[int, ...]]) -> None:
+    page_tokens = run.storage.plan.page_tokens
+    assert replay_on_plain_tensors(run.runner, run.result.forwards, page_tokens=page_tokens) is None
+    for request in run.requests:
+        name, expected = request.request_id, expected_tokens(request, alone[request.request_id])
+        if name in run.result.cancelled:
+            cancelled = run.result.cancelled[name]
+            assert cancelled == expected[: len(cancelled)]
+        else:
+            assert first_token_difference(name, run.result.tokens[name], expected) is None
+    run.storage.verify_idle()
+    assert run.device.model.races == ()
+
+
+@pytest.mark.requirement("X5", "K1", "K2", "K4", "K13")
+@pytest.mark.parametrize(("name", "hook", "seed"), EVERY_WAY)
+def test_overlapped_output_equals_plain_tensors_and_generate(
+    *,
+    runner_of: RunnerOf,
+    requests_of: RequestsOf,
+    tokens_alone: TokensAlone,
+    name: str,
+    hook: Hook,
+    seed: int,
+) -> None:
+    """Under pressure, with stops, cancelled requests, aborted launches and NaN in every free byte.
+
+    The backend declares its read end with even seeds of page attention and odd ones of the other hook; page sizes take turns.
+    """
+    alone = {request.request_id: tokens_alone(name, request) for request in requests_of(name)}
+    requests = with_early_ends(requests_of(name), alone, seed)
+    run = serve_overlapped_on_tight_arena(
+        runner_of(name, hook),
+        requests,
+        page_tokens=(16, 1, 4)[seed % 3],
+        seed=seed,
+        declares_read_end=(seed % 2 == 0) == (hook is Hook.PAGES),
+        aborted_share=0.1,
+    )
+    check(run, alone)
+    assert len(run.result.tokens) + len(run.result.cancelled) == len(requests)
+    statistics = run.storage.statistics()
+    assert statistics.aborted_launches > 0
+    # A chain of one band takes bytes from nobody: all the others had to move pages.
+    assert (statistics.chain.moved_units > 0) or len(statistics.chain.bands) == 1
+    assert any(
+        stop == run.result.tokens.get(request.request_id, ())[-2:]
+        for request in requests
+        for stop in request.stops
+    )
