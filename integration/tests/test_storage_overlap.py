@@ -150,6 +150,25 @@ def test_a_launch_aborted_behind_a_running_forward_takes_back_its_tokens_alone()
     assert storage.statistics().launches == 3
 
 
+@pytest.mark.requirement("A5", "K1")
+@pytest.mark.parametrize("launched", [False, True])
+def test_pages_that_an_abandoned_step_was_to_fill_are_zeroed_after_all(launched: bool) -> None:
+    """The next step may be shorter, and its kernels load them whole."""
+    storage = build(writes_whole_pages=True)
+    row = admitted(storage, 12, 6)
+    storage.device.arena.bytes[storage.layout.prefix_bytes :] = 0xFF
+    step = prepared(storage, row, 8)
+    if launched:
+        storage.launch_forward(step)
+    storage.abandon(step)
+    for layer in (0, 1):
+        view = storage.routed_cache.attention(layer)
+        assert view is not None
+        pages = torch.from_numpy(storage.chain.live_units(view.band))
+        assert len(pages) == 4
+        assert all((plane[pages] == 0).all() for plane in view.planes.values())
+
+
 @pytest.mark.requirement("K2")
 def test_a_row_is_reset_by_the_next_forward_that_runs_whoever_is_in_it() -> None:
     """Also after an aborted launch, which may have reset nothing; and once only, or it would forget its own tokens."""
