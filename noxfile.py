@@ -52,6 +52,11 @@ def python(session: nox.Session, *arguments: str | Path, silent: bool = False) -
     session.run(sys.executable, *map(str, arguments), env=ONE_THREAD, external=True, silent=silent)
 
 
+def stress(session: nox.Session, *arguments: str | Path) -> None:
+    """Run `kvtide stress` as `.venv` has it; what the session is given comes last, and so counts."""
+    python(session, "-m", "kvtide.engine.cli", "stress", "--jobs", "2", *arguments, *session.posargs)
+
+
 @nox.session
 def lint(session: nox.Session) -> None:
     """Lint rules and format. Share: 5 s, cold or warm."""
@@ -91,7 +96,7 @@ def docs(session: nox.Session) -> None:
 
 @nox.session
 def tools(session: nox.Session) -> None:
-    """The tools' own tests. Share: 20 s, cold or warm."""
+    """The tools' own tests. Share: 40 s, cold or warm."""
     python(session, "-m", *PYTEST, "tools/tests", *session.posargs)
 
 
@@ -109,6 +114,24 @@ def integration(session: nox.Session) -> None:
     python(session, "-m", *PYTEST, "integration/tests", *session.posargs)
 
 
+@nox.session
+def simulate(session: nox.Session) -> None:
+    """A slice of the page-safety simulation. Share: 20 s, cold or warm."""
+    stress(session, "--seeds", "0:100", "--ops", "300")
+
+
+@nox.session(default=False)
+def nightly_simulate(session: nox.Session) -> None:
+    """Many more seeds, other ones with `-- --seeds A:B`; failures are made minimal and kept. Share: 15 min."""
+    stress(session, "--seeds", "1000:5000", "--ops", "400", "--minimize", "--out", SCRATCH / "stress")
+
+
+@nox.session(default=False)
+def nightly_s6(session: nox.Session) -> None:
+    """Every catalogue model filled to the last planned request, in every way of serving, at three budgets. Share: 20 min."""
+    python(session, "-m", *PYTEST, "-m", "nightly", "integration/tests", *session.posargs)
+
+
 @nox.session(default=False)
 def nightly_overlap(session: nox.Session) -> None:
     """Real models under the overlap loop, 20 interleavings of each model and hook; no part of CI. Share: 25 min."""
@@ -119,8 +142,24 @@ def nightly_overlap(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def gpu(session: nox.Session) -> None:
-    """Everything that needs a GPU, on one; no part of CI. Share: 10 min at most."""
-    session.run("bash", "tools/gpu_check.sh", *session.posargs, env={"PYTHON": sys.executable}, external=True)
+    """Everything that needs a GPU, on one; no part of CI. Share: 10 min at most.
+
+    `.venv` may hold a CPU build of torch: then PYTHON names the interpreter to run with, one whose torch sees the GPU.
+    """
+    interpreter = os.environ.get("PYTHON", sys.executable)
+    session.run("bash", "tools/gpu_check.sh", *session.posargs, env={"PYTHON": interpreter}, external=True)
+
+
+@nox.session(default=False)
+def bench_peers(session: nox.Session) -> None:
+    """Ours, SGLang and vLLM over the same work; no part of CI. Share: 25 min on busy cores, 0.5 GB of downloads once.
+
+    The peers' environment lies in `.nox/peers`, or where `-- --environment FOLDER` says; it is never ours.
+    """
+    where: list[str | Path] = (
+        [] if "--environment" in session.posargs else ["--environment", SCRATCH / "peers"]
+    )
+    python(session, "benchmarks/peers/table.py", *where, *session.posargs)
 
 
 # --- environments of `tests` --------------------------------------------------------------------------------------

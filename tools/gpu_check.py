@@ -1,14 +1,20 @@
 """Every check of kvtide on a GPU, one after another, and a table of what they found; `gpu_check.sh` starts it.
 
+Checks run in groups, each in a process of its own with a limit: what one breaks, a GPU's context among it, no other meets. All
+together take under ten minutes, or are stopped and fail.
+
 `--rehearse` runs what can run without a GPU, on a CPU, and says so: it shows that this program works, and nothing of a GPU.
 """
 
 import argparse
+import contextlib
 import importlib.util
+import json
 import logging
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -18,13 +24,10 @@ from pathlib import Path
 
 import attrs
 
-ROOT = Path(__file__).resolve().parent.parent
 MOVE_GOAL, ZERO_GOAL = 0.85, 0.90
-SANITIZER_SECONDS = 150
-
-
-class Skipped(Exception):  # noqa: N818  # nothing is wrong
-    """A check that cannot run here; its text says why."""
+ALL_SECONDS = 570
+ROW = "row of the table: "
+"""What a line of a group's output begins with that is one."""
 
 
 @attrs.frozen
@@ -35,61 +38,78 @@ class Check:
     run: Callable[[], str]
     """What it found, in words; raises when that is wrong."""
 
-    needs_gpu: bool = True
+    needs_gpu: bool = False
 
 
-def kernel_tests() -> str:
-    """The package's own tests of every program against the torch reference."""
-    for tool in ("pytest", "hypothesis"):
-        if importlib.util.find_spec(tool) is None:
-            raise Skipped(f"{tool} is not installed")
-    tests = [f"packages/arena/tests/{name}" for name in ("test_triton_kernels.py", "test_copy_plan.py")]
-    command = [sys.executable, "-m", "pytest", "-q", "-c", "pyproject.toml", *tests]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
-    if done.returncode:
-        print("\n".join(lines[-60:]))
-    assert not done.returncode, lines[-1] if lines else "no output"
-    return lines[-1].strip("= ")
+@attrs.frozen
+class Row:
+    """What became of a check."""
+
+    name: str
+    verdict: str
+    found: str
+    seconds: float
 
 
-def sanitizer() -> str:
-    """A short walk under compute-sanitizer's memcheck."""
-    program = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
-    if not Path(program).exists():
-        raise Skipped("compute-sanitizer is not installed")
-    command = [
-        program,
-        "--tool",
-        "memcheck",
-        "--error-exitcode",
-        "9",
-        sys.executable,
-        __file__,
-        "--only",
-        "small walk",
+# --- what is checked --------------------------------------------------------------------------------------------------
+# A group imports what it needs after the choice between Triton's compiler and its interpreter.
+
+
+def programs(rehearse: bool) -> list[Check]:
+    """Triton's programs, and the device over them, beside their references."""
+    from gpu_place import Place  # noqa: PLC0415
+    from gpu_programs import CASES, compare  # noqa: PLC0415
+
+    return [Check(what, partial(compare, Place(not rehearse), what)) for what in CASES]
+
+
+def far(rehearse: bool) -> list[Check]:
+    """Addresses that 32 bits cannot hold."""
+    from gpu_far import far_pages  # noqa: PLC0415
+    from gpu_place import Place  # noqa: PLC0415
+
+    return [Check("pages past 2^34 bytes", partial(far_pages, Place(not rehearse)))]
+
+
+def walks(rehearse: bool) -> list[Check]:
+    """A storage whose forwards overlap, and the same with waits left out."""
+    from gpu_late import Fault  # noqa: PLC0415
+    from gpu_place import Place  # noqa: PLC0415
+    from gpu_walk import walk, walk_with_fault  # noqa: PLC0415
+
+    place, turns = Place(not rehearse), 60 if rehearse else 150
+    faults = [fault for fault in Fault if fault is not Fault.NONE]
+    return [
+        *[Check(f"storage walk, seed {seed}", partial(walk, place, turns, seed)) for seed in range(4)],
+        *[
+            Check(
+                f"fault noticed: {fault.value}", partial(walk_with_fault, place, 100, fault), needs_gpu=True
+            )
+            for fault in faults
+        ],
     ]
-    environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, check=False, timeout=SANITIZER_SECONDS, env=environment
-        )
-    except subprocess.TimeoutExpired:
-        raise Skipped(f"not through after {SANITIZER_SECONDS} s") from None
-    output = done.stdout + done.stderr
-    if "Device not supported" in output:
-        raise Skipped("compute-sanitizer does not support this machine's runtime")
-    summary = next((line for line in output.splitlines() if "ERROR SUMMARY" in line), output[-200:])
-    if done.returncode:
-        print(output[-4000:])
-    assert done.returncode == 0, summary
-    return summary.strip("= ")
+
+
+def graph(rehearse: bool) -> list[Check]:
+    """A decode step, captured and replayed."""
+    from gpu_graph import decode_under_moves  # noqa: PLC0415
+    from gpu_place import Place  # noqa: PLC0415
+
+    return [Check("decode as one CUDA graph", partial(decode_under_moves, Place(not rehearse), 100, 1))]
+
+
+def small_walk(rehearse: bool) -> list[Check]:
+    """What the sanitizer watches: the second of the walks that are rehearsed."""
+    from gpu_place import Place  # noqa: PLC0415
+    from gpu_walk import walk  # noqa: PLC0415
+
+    return [Check("small walk", partial(walk, Place(not rehearse), 60, 1))]
 
 
 def bandwidth(rehearse: bool) -> list[Check]:
-    """One check for each size of unit."""
-    from gpu_bandwidth import UNIT_BYTES, measure, slowdown  # noqa: PLC0415  # after the choice of interpreter
-    from gpu_place import Place  # noqa: PLC0415  # as above
+    """How fast pages move, and what that costs a forward."""
+    from gpu_bandwidth import FORWARDS, UNIT_BYTES, measure, slowdown  # noqa: PLC0415
+    from gpu_place import Place  # noqa: PLC0415
 
     place = Place(not rehearse)
 
@@ -105,62 +125,180 @@ def bandwidth(rehearse: bool) -> list[Check]:
         assert zero >= ZERO_GOAL, f"below {ZERO_GOAL:.0%}: {text}"
         return text
 
-    checks = [Check(f"64 MiB in units of {unit >> 10} KiB", partial(check, unit)) for unit in UNIT_BYTES]
-    return [*checks, Check("a forward beside moves", partial(slowdown, place))]
-
-
-def all_checks(rehearse: bool) -> list[Check]:
-    """In the order they run."""
-    from gpu_place import Place  # noqa: PLC0415  # after the choice of interpreter
-    from gpu_walk import decode_under_moves, walk  # noqa: PLC0415  # as above
-
-    place = Place(not rehearse)
-    turns = 60 if rehearse else 600
     return [
-        Check("programs equal torch", kernel_tests, needs_gpu=False),
-        *[
-            Check(f"storage walk, seed {seed}", partial(walk, place, turns, seed), needs_gpu=False)
-            for seed in range(4)
-        ],
-        Check("decode as one CUDA graph", partial(decode_under_moves, place, 150, 1), needs_gpu=False),
-        Check("memcheck of a small walk", sanitizer),
-        *bandwidth(rehearse),
+        *[Check(f"64 MiB in units of {unit >> 10} KiB", partial(check, unit), True) for unit in UNIT_BYTES],
+        *[Check(f"beside moves: {what}", partial(slowdown, place, what), True) for what in FORWARDS],
     ]
 
 
-def run(check: Check, rehearse: bool) -> tuple[str, str, float]:
-    """Verdict, what was found, and seconds."""
+GROUPS = {
+    "programs": (programs, 200),
+    "far": (far, 60),
+    "walks": (walks, 150),
+    "graph": (graph, 60),
+    "bandwidth": (bandwidth, 120),
+    "small walk": (small_walk, 120),
+}
+"""By name: the checks, and the seconds that they may take, together with a process's start."""
+
+# --- one group, in a process of its own -------------------------------------------------------------------------------
+
+
+def run(check: Check, rehearse: bool) -> Row:
+    """Run a check to its very end: what it left on the GPU must not come out in the next."""
+    if rehearse and check.needs_gpu:
+        return Row(check.name, "skipped", "needs a GPU", 0)
     begun = time.perf_counter()
     try:
-        verdict, found = ("skipped", "needs a GPU") if rehearse and check.needs_gpu else ("ok", check.run())
-    except Skipped as reason:
-        verdict, found = "skipped", str(reason)
+        try:
+            found = check.run()
+        finally:
+            if not rehearse:
+                import torch  # noqa: PLC0415  # after the choice of interpreter
+
+                torch.cuda.synchronize()
+        verdict = "ok"
     except Exception as error:  # noqa: BLE001  # one check that fails stops no other
         verdict, found = "FAILED", f"{type(error).__name__}: {error}"
-    return verdict, found, time.perf_counter() - begun
+    return Row(check.name, verdict, " ".join(found.split()), time.perf_counter() - begun)
+
+
+def run_group(name: str, rehearse: bool) -> int:
+    """Run the checks of one group and print a row for each; 0 if none failed."""
+    import structlog  # noqa: PLC0415  # may be a stand-in
+
+    if hasattr(structlog, "make_filtering_bound_logger"):
+        structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
+    failed = False
+    for check in GROUPS[name][0](rehearse):
+        row = run(check, rehearse)
+        failed |= row.verdict == "FAILED"
+        print(f"{ROW}{json.dumps(attrs.astuple(row))}", flush=True)
+    return int(failed)
+
+
+# --- all groups -------------------------------------------------------------------------------------------------------
+
+
+def run_process(command: list[str], seconds: float, **environment: str) -> tuple[int | None, str]:
+    """Exit status, `None` if it was stopped at its limit with all that it had started, and everything it printed."""
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        env={**os.environ, **environment},
+        start_new_session=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        return None, process.communicate()[0]
+    return process.returncode, output
+
+
+def group_command(name: str, rehearse: bool) -> list[str]:
+    """Of the process that runs one."""
+    return [sys.executable, __file__, "--group", name, *(["--rehearse"] if rehearse else [])]
+
+
+def group_rows(name: str, rehearse: bool, seconds: float) -> list[Row]:
+    """The rows of one group, and one more if its process did not end as it should."""
+    begun = time.perf_counter()
+    status, output = run_process(group_command(name, rehearse), seconds)
+    lines = output.splitlines()
+    rows = [Row(*json.loads(line.removeprefix(ROW))) for line in lines if line.startswith(ROW)]
+    failed = any(row.verdict == "FAILED" for row in rows)
+    if status is None or not rows or status != int(failed):
+        what = f"stopped after {seconds:.0f} s" if status is None else f"ended with status {status}"
+        rows.append(
+            Row(
+                f"{name}: the rest",
+                "FAILED",
+                f"{what}, after {len(rows)} checks",
+                time.perf_counter() - begun,
+            )
+        )
+        failed = True
+    if failed:
+        print("\n".join([line for line in lines if not line.startswith(ROW)][-40:]))
+    return rows
+
+
+def sanitized_rows(rehearse: bool, seconds: float) -> list[Row]:
+    """A small walk under compute-sanitizer's memcheck."""
+    name = "memcheck of a small walk"
+    program = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
+    if rehearse or not Path(program).exists():
+        return [
+            Row(name, "skipped", "needs a GPU" if rehearse else "compute-sanitizer is not installed here", 0)
+        ]
+    begun = time.perf_counter()
+    status, output = run_process(
+        [program, "--tool", "memcheck", "--error-exitcode", "9", *group_command("small walk", rehearse)],
+        seconds,
+        PYTORCH_NO_CUDA_MEMORY_CACHING="1",
+    )
+    lines = [line.strip("= ") for line in output.splitlines()]
+    summary = next((line for line in lines if "ERROR SUMMARY" in line), " ".join(lines[-3:]))
+    if "Device not supported" in output:
+        verdict, found = "skipped", "compute-sanitizer does not support this machine's runtime"
+    elif status is None:
+        verdict, found = (
+            "skipped",
+            f"not through after {seconds:.0f} s: {len(lines)} lines, the last {lines[-1:]}",
+        )
+    else:
+        verdict, found = ("FAILED", f"status {status}; {summary}") if status else ("ok", summary)
+    if verdict == "FAILED":
+        print(output[-4000:])
+    return [Row(name, verdict, " ".join(found.split()), time.perf_counter() - begun)]
+
+
+def run_all(rehearse: bool) -> int:
+    """Run every group, print the table; 0 if nothing failed."""
+    begun = time.perf_counter()
+    rows: list[Row] = []
+    for name, (_, limit) in GROUPS.items():
+        seconds = min(limit, ALL_SECONDS - (time.perf_counter() - begun))
+        if seconds <= 0:
+            new = [Row(name, "FAILED", f"not begun: {ALL_SECONDS} s are over", 0)]
+        elif name == "small walk":
+            new = sanitized_rows(rehearse, seconds)
+        else:
+            new = group_rows(name, rehearse, seconds)
+        for row in new:
+            print(f"{row.verdict:8}{row.name} ({row.seconds:.0f} s)", flush=True)
+        rows += new
+    print("\n| check | verdict | found | s |\n| - | - | - | -: |")
+    for row in rows:
+        print(f"| {row.name} | {row.verdict} | {row.found.replace('|', '/')} | {row.seconds:.0f} |")
+    failed = sum(row.verdict == "FAILED" for row in rows)
+    print(f"\n{failed} of {len(rows)} checks failed, in {time.perf_counter() - begun:.0f} s")
+    return int(failed > 0)
 
 
 def main() -> int:
-    """Run them, print the table; 0 if none failed."""
+    """Run one group, or all."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rehearse", action="store_true", help="run on a CPU what can run there")
-    parser.add_argument("--only", metavar="NAME", help="'small walk': what the sanitizer runs")
+    parser.add_argument("--group", choices=GROUPS, help="run one group, in this process")
     parsed = parser.parse_args()
     if parsed.rehearse:
         os.environ["TRITON_INTERPRET"] = "1"
-    import structlog  # noqa: PLC0415  # may come as a wheel
+    if parsed.group:
+        return run_group(parsed.group, parsed.rehearse)
     import torch  # noqa: PLC0415  # after the choice of interpreter
 
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     if not parsed.rehearse and not torch.cuda.is_available():
-        print("torch sees no GPU here; --rehearse runs on a CPU what can run there")
+        print(
+            f"torch sees no GPU here ({sys.executable}, torch {torch.__version__}): PYTHON names another interpreter, --rehearse "
+            "runs on a CPU what can run there"
+        )
         return 2
-    if parsed.only:
-        from gpu_place import Place  # noqa: PLC0415  # as above
-        from gpu_walk import walk  # noqa: PLC0415  # as above
-
-        print(walk(Place(not parsed.rehearse), 30, 5))
-        return 0
     where = (
         "rehearsed on a CPU: this says nothing of a GPU" if parsed.rehearse else torch.cuda.get_device_name()
     )
@@ -169,15 +307,7 @@ def main() -> int:
         f"{where}; torch {torch.__version__}, Triton {triton}, Python {platform.python_version()}\n",
         flush=True,
     )
-    rows = []
-    for check in all_checks(parsed.rehearse):
-        verdict, found, seconds = run(check, parsed.rehearse)
-        rows.append((check.name, verdict, found, seconds))
-        print(f"{verdict:8}{check.name} ({seconds:.0f} s)", flush=True)
-    print("\n| check | verdict | found | s |\n| - | - | - | -: |")
-    for name, verdict, found, seconds in rows:
-        print(f"| {name} | {verdict} | {' '.join(found.split())} | {seconds:.0f} |")
-    return int(any(verdict == "FAILED" for _, verdict, _, _ in rows))
+    return run_all(parsed.rehearse)
 
 
 if __name__ == "__main__":

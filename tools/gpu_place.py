@@ -1,18 +1,14 @@
 """Where the checks of `gpu_check.py` run: on a GPU, or rehearsed on a CPU, which shows that the checks run and no more."""
 
-from contextlib import AbstractContextManager, nullcontext
-from functools import partial
+from collections.abc import Callable
 
 import attrs
 import torch
 
 from kvtide.arena import CPUDevice, CUDADevice, KVArena, TensorDevice
 from kvtide.device import Stream
-from kvtide.plan import KVStoragePlan
+from kvtide.plan import GPU_SCRATCH_BYTES, MOVE_SCRATCH_BYTES, KVStoragePlan
 from kvtide.storage import KVStorage, build_kv_storage
-
-SCRATCH_BYTES = 32 << 20
-"""For moves that pass over themselves."""
 
 
 @attrs.frozen
@@ -28,37 +24,51 @@ class Place:
         return "cuda" if self.is_gpu else "cpu"
 
     def device(self, arena: KVArena) -> TensorDevice:
-        """A device over `arena`, every byte of which is 0xFF now: a NaN in every float type."""
-        arena.bytes.fill_(0xFF)
-        make = partial(CUDADevice, scratch_bytes=SCRATCH_BYTES) if self.is_gpu else CPUDevice
-        return make(arena)
+        """A device over `arena`."""
+        return CUDADevice(arena) if self.is_gpu else CPUDevice(arena)
 
     def storage(
-        self, plan: KVStoragePlan, arena_bytes: int, rows: int, context: int, chunk: int
+        self,
+        plan: KVStoragePlan,
+        arena_bytes: int,
+        *,
+        rows: int,
+        context: int,
+        chunk: int,
+        wrap: Callable[[TensorDevice], TensorDevice] = lambda device: device,
     ) -> KVStorage:
-        """A storage over an arena of about so many bytes."""
+        """A storage over an arena of about so many bytes, every one of them 0xFF: a NaN in every float type."""
+
+        def make_device(arena: KVArena) -> TensorDevice:
+            arena.bytes.fill_(0xFF)
+            return wrap(self.device(arena))
+
         return build_kv_storage(
             plan,
-            budget_bytes=SCRATCH_BYTES + arena_bytes,
+            budget_bytes=arena_bytes + (GPU_SCRATCH_BYTES if self.is_gpu else MOVE_SCRATCH_BYTES),
             max_running_requests=rows,
             max_context_tokens=context,
             chunk_tokens=chunk,
-            make_device=self.device,
+            make_device=make_device,
             memory=self.memory,
-            scratch_bytes=SCRATCH_BYTES,
         )
-
-    def on(self, stream: Stream) -> AbstractContextManager[object]:
-        """Queue what torch is told inside on `stream`."""
-        torch_stream = getattr(stream, "torch_stream", None)
-        return nullcontext() if torch_stream is None else torch.cuda.stream(torch_stream)
 
     def synchronize(self) -> None:
         """Wait for everything queued."""
         if self.is_gpu:
             torch.cuda.synchronize()
 
+    def queue(self, device: TensorDevice, stream: Stream, work: Callable[[], object]) -> None:
+        """Do on `stream` what `work` tells torch."""
+        with device.on_stream(stream):
+            work()
 
-def keep_busy(cycles: int) -> None:
-    """Keep torch's current stream busy for so many clock cycles, so that what is not ordered behind it runs before."""
+    def keep_busy(self, device: TensorDevice, stream: Stream, cycles: int) -> None:
+        """Keep `stream` busy for so many clock cycles: what is not ordered behind it runs before."""
+        if self.is_gpu and cycles:
+            self.queue(device, stream, lambda: sleep(cycles))
+
+
+def sleep(cycles: int) -> None:
+    """Keep torch's current stream busy for so many clock cycles."""
     torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]  # noqa: SLF001  # there is no public way to be slow

@@ -88,7 +88,7 @@ def test_the_tables_hold_the_figures_of_the_model(config_file: Path) -> None:
     assert bands[1][:5] == ["full", "grow-down end", "12", "393,216", "393,216"]
     assert bands[2][:3] == ["state", "state slots", ""]
     assert bands[3][:3] == ["full", "every token", "24,576"]
-    assert [line[0] for line in lines if line[0].endswith("tokens") and len(line) == 6] == [
+    assert [line[0] for line in lines if line[0].endswith("tokens") and len(line) == 7] == [
         "1,024 tokens",
         "8,192 tokens",
         "65,536 tokens",
@@ -96,7 +96,7 @@ def test_the_tables_hold_the_figures_of_the_model(config_file: Path) -> None:
     assert max(map(len, result.stdout.splitlines())) <= 110
 
 
-@pytest.mark.requirement("S1", "S5")
+@pytest.mark.requirement("S1", "S5", "S6")
 def test_the_document_says_what_fits_by_hand(tmp_path: Path) -> None:
     """Three lengths over two bands, each figure from the page size and the config by arithmetic."""
     file = tmp_path / "config.json"
@@ -115,6 +115,8 @@ def test_the_document_says_what_fits_by_hand(tmp_path: Path) -> None:
         in_memory = (found["arena_bytes"] // page_bytes - 2) // (window + full)
         assert context["requests_in_memory"] == in_memory
         assert context["requests_admitted"] == min(200, in_memory)
+        # Between forwards the window holds 127 tokens behind the end of a page.
+        assert context["requests_resident"] == (found["arena_bytes"] // page_bytes - 2) // (8 + full)
     assert found["used_bytes"] <= found["budget_bytes"] == 40 * 2**30
     assert found["budget_bytes"] - found["used_bytes"] < 64
     beside = sum(term["byte_count"] for term in found["fixed"] if not term["in_arena"])

@@ -25,6 +25,7 @@ from kvtide.plan import (
     WindowLifetime,
     plan_kv_storage,
 )
+from kvtide.sizing import ROW_STATE_BYTES
 from kvtide.storage import AdmissionRefusal, KVStorage, PreparedStep, build_kv_storage
 
 ROWS = 64
@@ -72,9 +73,9 @@ class CountedOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # 
         return func(*args, **kwargs or {})
 
 
-def storage_of(device: type[CPUDevice]) -> KVStorage:
+def storage_of(device: type[CPUDevice], arena_bytes: int = 400_000, state_elements: int = 6) -> KVStorage:
     attention = MHAGeometry(1, 2, 2, DType.FLOAT32)
-    state = StateGeometry((TensorDecl("recurrent", (6,), DType.FLOAT32),))
+    state = StateGeometry((TensorDecl("recurrent", (state_elements,), DType.FLOAT32),))
     plan = plan_kv_storage(
         [
             KVLayerDecl(0, (KVPart(attention, FullLifetime()), KVPart(state, StateLifetime()))),
@@ -84,7 +85,7 @@ def storage_of(device: type[CPUDevice]) -> KVStorage:
     )
     return build_kv_storage(
         plan,
-        budget_bytes=SCRATCH_BYTES + 400_000,
+        budget_bytes=SCRATCH_BYTES + ROW_STATE_BYTES * ROWS + arena_bytes,
         max_running_requests=ROWS,
         max_context_tokens=40,
         chunk_tokens=16,
@@ -104,8 +105,8 @@ def iteration(storage: KVStorage, rows: IntArray, tokens: int) -> int:
     return operations.count
 
 
-def admitted(storage: KVStorage, count: int) -> IntArray:
-    rows = storage.admit([10] * count, [20] * count)
+def admitted(storage: KVStorage, count: int, prompt: int = 10) -> IntArray:
+    rows = storage.admit([prompt] * count, [min(20, 40 - prompt)] * count)
     assert not isinstance(rows, AdmissionRefusal)
     return rows
 
@@ -129,6 +130,34 @@ def test_launches_and_uploads_of_an_iteration_do_not_grow_with_the_batch() -> No
     assert all(calls["upload"] == calls["send"] == 1 for _, calls in counts[0])
     # At most one zeroing a band of pages, and none where no row begins a page.
     assert [calls.get("zero", 0) for _, calls in counts[0]] == [2, 2, 0, 2]
+
+
+@pytest.mark.requirement("V1", "A6")
+def test_a_rearrangement_moves_each_band_in_one_call() -> None:
+    """A call is a launch or two (ADR 8): one for each run, or each page, would cost more than the bytes."""
+    storage = storage_of(CountingDevice, arena_bytes=9_000, state_elements=100)
+    device, band_count = storage.device, len(storage.layout.bands)
+    assert isinstance(device, CountingDevice)
+    most = 0
+    for first in (0, 1, 0):
+        # Short requests fill the arena, every second one leaves, and a long one wants the holes of all bands together.
+        short = [storage.admit([2], [1])]
+        while not isinstance(short[-1], AdmissionRefusal):
+            iteration(storage, short[-1], 2)
+            short.append(storage.admit([2], [1]))
+        for rows in short[first:-1:2]:
+            storage.release(rows)  # type: ignore[arg-type]  # the refusal was the last
+        long = admitted(storage, 1, prompt=38)
+        for tokens in (16, 16, 6):
+            device.calls = Counter()
+            before = storage.chain.statistics().moved_units
+            iteration(storage, long, tokens)
+            moves = storage.chain.statistics().moved_units - before
+            assert device.calls["copy"] <= band_count
+            assert bool(device.calls["copy"]) == bool(moves)
+            most = max(most, moves)
+        storage.release(storage.requests.live_rows())
+    assert most > band_count
 
 
 @pytest.mark.requirement("K13", "A2")

@@ -9,14 +9,14 @@ import pytest
 from click.testing import CliRunner
 
 from kvtide.engine.commands.plan import command
-from kvtide.plan import from_config, plan_kv_storage
+from kvtide.plan import GPU_SCRATCH_BYTES, from_config, plan_kv_storage
 from kvtide.storage import Refusal, build_kv_storage
 
 
 @pytest.mark.requirement("S1", "S5")
 @pytest.mark.parametrize("tokens", [1024, 8192])
 def test_the_storage_admits_exactly_what_the_command_prints(tmp_path: Path, tokens: int) -> None:
-    """The capacity printed at boot must be the one that the server has: same budget, same prices, same bytes beside it."""
+    """The capacity printed at boot must be the one that the server has: same budget, same prices, same bytes beside it: those of a GPU."""
     config = {
         "model_type": "gpt_oss",
         "num_hidden_layers": 2,
@@ -29,12 +29,13 @@ def test_the_storage_admits_exactly_what_the_command_prints(tmp_path: Path, toke
     }
     path = tmp_path / "config.json"
     path.write_text(json.dumps(config))
-    arguments = [str(path), "--budget", "16MiB", "--max-running", "100", "--max-len", "16384", "--json"]
+    arguments = [str(path), "--budget", "48MiB", "--max-running", "100", "--max-len", "16384", "--json"]
     printed = json.loads(CliRunner().invoke(command, arguments).stdout)
     contexts = {context["context_tokens"]: context for context in printed["contexts"]}
     storage = build_kv_storage(
         plan_kv_storage(from_config(config), page_tokens=16),
-        budget_bytes=16 << 20,
+        budget_bytes=48 << 20,
+        scratch_bytes=GPU_SCRATCH_BYTES,
         max_running_requests=100,
         max_context_tokens=16384,
         chunk_tokens=2048,

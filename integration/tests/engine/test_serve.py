@@ -118,7 +118,20 @@ def test_a_request_that_never_fits_is_rejected_with_the_reason_and_holds_up_nobo
     )
     assert "longer than the 100" in result.rejected["long"]
     assert "not even alone" in result.rejected["large"]
+    assert "with 90 prompt tokens no output could be served" in result.rejected["large"]
     assert set(result.tokens) == {"small"}
+
+
+@pytest.mark.requirement("K5")
+def test_a_request_that_never_fits_is_rejected_when_it_arrives_and_not_when_its_turn_comes() -> None:
+    """Its client could have sent a shorter one meanwhile: it does not wait behind those that came before it."""
+    reports: list[StepReport] = []
+    requests = [request("first", 30, 6), request("next", 30, 6), request("large", 90, 10, 1)]
+    result = run(storage_of(4_000), requests, reports)
+    assert reports[1].waiting == ("next",), "the arena holds one of them at a time"
+    assert all("large" not in (*report.waiting, *report.running) for report in reports)
+    assert set(result.tokens) == {"first", "next"}
+    assert set(result.rejected) == {"large"}
 
 
 def test_requests_wait_for_rows() -> None:

@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import attrs
 import numpy as np
@@ -19,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvtide.arena import CUDADevice, KVArena, TensorDevice
+from kvtide.arena import cuda_device as cuda_device_module
 from kvtide.arena.pinned_staging import StagingBuffer
 from kvtide.device import Device, IntArray, NumpyDevice, UnitGrid
 
@@ -51,6 +53,7 @@ class HostStreams:
         self.log: list[tuple[str, HostStream | None]] = []
         self.events: list[HostEvent] = []
         self.synchronized = 0
+        self.held: set[tuple[int, HostStream]] = set()
 
     @contextmanager
     def stream(self, stream: HostStream) -> Iterator[None]:
@@ -77,14 +80,15 @@ class HostStream:
     def wait_event(self, event: HostEvent) -> None:
         self.host.log.append(("wait", self))
 
+    def wait_stream(self, other: HostStream) -> None:
+        self.host.log.append(("wait for stream", self))
+
 
 class HostCUDADevice(CUDADevice):
     """Its staging is not pinned: only CUDA can do that."""
 
-    def _create_buffer(self, byte_count: int) -> StagingBuffer:
-        return StagingBuffer(
-            torch.empty(byte_count, dtype=torch.uint8), torch.empty(byte_count, dtype=torch.uint8)
-        )
+    def _create_pinned(self, byte_count: int) -> torch.Tensor:
+        return torch.empty(byte_count, dtype=torch.uint8)
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +99,9 @@ def host() -> Iterator[HostStreams]:
         patch.setattr(torch.cuda, "Stream", lambda device: HostStream(host))
         patch.setattr(torch.cuda, "stream", host.stream)
         patch.setattr(torch.cuda, "synchronize", host.synchronize)
+        patch.setattr(
+            torch.Tensor, "record_stream", lambda tensor, stream: host.held.add((tensor.data_ptr(), stream))
+        )
         for owner, name, what in (
             (triton_kernels, "_copy_rows", "launch"),
             (triton_kernels, "_zero_rows", "launch"),
@@ -118,7 +125,8 @@ def ids(*values: int) -> IntArray:
 
 def cuda_device(arena_bytes: int = ARENA_BYTES, scratch_bytes: int = 96) -> HostCUDADevice:
     return HostCUDADevice(
-        KVArena(torch.full((arena_bytes,), 0xFF, dtype=torch.uint8)), scratch_bytes=scratch_bytes
+        KVArena(torch.full((arena_bytes,), 0xFF, dtype=torch.uint8)),
+        scratch_bytes=cuda_device_module.LANDING_BYTES + scratch_bytes,
     )
 
 
@@ -128,7 +136,7 @@ def moves(draw: st.DrawFn) -> tuple[UnitGrid, IntArray, IntArray]:
     grid = draw(st.sampled_from(GRIDS))
     sources: list[int] = []
     targets: list[int] = []
-    for _ in range(draw(st.integers(0, 4))):
+    for _ in range(draw(st.integers(0, 5))):
         free = [unit for unit in range(grid.unit_count(ARENA_BYTES)) if unit not in targets]
         sources.append(draw(st.sampled_from(free)))
         targets.append(draw(st.sampled_from(free)))
@@ -152,11 +160,18 @@ def test_the_cuda_device_implements_the_whole_seam(host: HostStreams) -> None:
 
 @pytest.mark.requirement("V1", "A6", "K4")
 @settings(max_examples=60, deadline=None)
-@given(data=st.data(), seed=st.integers(0, 2**32))
+@given(data=st.data(), seed=st.integers(0, 2**32), landing_bytes=st.sampled_from([64, 1 << 20]))
 def test_any_sequence_of_work_leaves_the_numpy_devices_bytes_and_tables(
-    host: HostStreams, data: st.DataObject, seed: int
+    host: HostStreams, data: st.DataObject, seed: int, landing_bytes: int
 ) -> None:
-    """What was proven of an allocator on NumPy bytes holds here, whichever staging buffers are free again."""
+    """What was proven of an allocator on NumPy bytes holds here, whichever staging buffers are free again, and in pieces too
+    where the ids of a call exceed the landing.
+    """
+    with mock.patch.object(cuda_device_module, "LANDING_BYTES", landing_bytes):
+        run_any_sequence(host, data, seed)
+
+
+def run_any_sequence(host: HostStreams, data: st.DataObject, seed: int) -> None:
     host.events.clear()
     cuda, model = cuda_device(), NumpyDevice(ARENA_BYTES)
     start = np.random.default_rng(seed).integers(0, 256, ARENA_BYTES, np.uint8)
@@ -232,12 +247,18 @@ def test_work_is_queued_on_the_stream_it_is_given_with_its_event_behind(host: Ho
         device.send(stream, [ids(1)])
         event = device.record_event(stream)
         assert event.stream is stream
+        with device.on_stream(stream):
+            assert host.current is stream.torch_stream
         device.wait_event(stream, event)
         assert {where for _, where in host.log} == {stream.torch_stream}
         entries = [what for what, _ in host.log]
         # A float that moves over itself by one unit goes through scratch, two units at a time.
         work = ["copy", "launch", "event", "copy", *["launch"] * 4, "event"]
-        work += ["copy", "launch", "event"] if stream is device.schedule_stream else []
+        if stream is device.schedule_stream:
+            work += ["copy", "launch", "event"]
+        else:
+            # Scratch and landing change hands.
+            work = ["wait for stream", *work]
         assert entries == [*work, "copy", "event", "event", "wait"]
 
 
@@ -248,20 +269,22 @@ def test_staging_is_filled_again_only_behind_its_event_and_grows_instead_of_wait
     """A buffer filled under the copy that reads it uploads another call's ids; a wait for it would stall the scheduler."""
     device = cuda_device()
     device.create_mirrors(TABLES)
-    device.prewarm(GRIDS, staging_buffers=3, staged_units=4)
-    assert device.staging_buffer_count == 3
+    device.prewarm(GRIDS[:1])
+    assert device.staging_buffer_count == 6 + 2
     waits = host.synchronized
     host.events.clear()
-    for _ in range(3):
+    for _ in range(6):
         device.zero_units(device.schedule_stream, GRIDS[0], ids(1))
-    assert device.staging_buffer_count == 3
+    assert device.staging_buffer_count == 8
     device.zero_units(device.schedule_stream, GRIDS[0], ids(1))
-    assert device.staging_buffer_count == 4
-    host.events[1].is_reached = True
+    assert device.staging_buffer_count == 9
+    host.events[0].is_reached = True
     device.copy_units(device.schedule_stream, GRIDS[0], ids(1), ids(2))
-    assert device.staging_buffer_count == 4
+    for _ in range(2):
+        device.send(device.forward_stream, [ids(7)])
+    assert device.staging_buffer_count == 9
     device.send(device.forward_stream, [ids(7)])
-    assert device.staging_buffer_count == 5
+    assert device.staging_buffer_count == 10
     assert host.synchronized == waits
 
 
@@ -300,6 +323,79 @@ def test_what_service_launches_was_prewarmed(host: HostStreams, monkeypatch: pyt
         mirrors["b"].stage(np.arange(batch), np.arange(batch))
         device.upload(device.schedule_stream)
     assert seen == prewarmed
+
+
+@pytest.mark.requirement("V1")
+def test_scratch_and_landing_go_from_stream_to_stream_behind_a_wait(host: HostStreams) -> None:
+    """Two streams that move at once would read one another's units out of the one scratch that budgets pay for."""
+    device = cuda_device()
+    schedule, forward = device.schedule_stream, device.forward_stream
+    for stream, waits in (
+        (schedule, False),
+        (schedule, False),
+        (forward, True),
+        (forward, False),
+        (schedule, True),
+    ):
+        host.log.clear()
+        device.copy_units(stream, GRIDS[0], ids(3, 2), ids(4, 3))
+        assert (host.log[0] == ("wait for stream", stream.torch_stream)) == waits
+        assert host.count("wait for stream") == waits
+    # Sending touches neither.
+    device.send(forward, [ids(1)])
+    assert host.count("wait for stream") == 1
+
+
+@pytest.mark.requirement("V1")
+def test_whatever_the_streams_work_on_outlives_the_device(host: HostStreams) -> None:
+    """Torch gives a tensor's memory to the next that asks as soon as Python lets go of it, unless it knows who still uses it."""
+    device = cuda_device()
+    device.create_mirrors(TABLES)
+    for memory in (device.arena.bytes, device._scratch, device._landing, device._flat):
+        for stream in (device.schedule_stream, device.forward_stream):
+            assert (memory.data_ptr(), stream.torch_stream) in host.held
+
+
+@pytest.mark.requirement("V1", "S1")
+def test_it_holds_beside_its_arena_what_it_says(host: HostStreams) -> None:
+    """Budgets pay for scratch once, at start: what grew in service would not be there to have."""
+    device = cuda_device(1 << 16, scratch_bytes=96)
+    device.create_mirrors(TABLES)
+    device.prewarm(GRIDS)
+    held = (device._scratch, device._landing)
+    assert device.scratch_bytes == sum(each.numel() * each.element_size() for each in held)
+    assert device.scratch_bytes == cuda_device_module.LANDING_BYTES + 96
+    for _ in range(20):
+        device.copy_units(device.schedule_stream, UnitGrid(0, 16), np.arange(9) + 1, np.arange(9))
+    assert (device._scratch, device._landing) == held
+    with pytest.raises(ValueError, match=r"cannot work in 96 bytes of scratch: .* alone take 1048576"):
+        HostCUDADevice(KVArena.allocate(64), scratch_bytes=96)
+
+
+@pytest.mark.requirement("V1")
+def test_what_exceeds_the_landing_is_queued_in_as_few_pieces_as_it_takes(
+    host: HostStreams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A band of a million pages moves in one call; its ids are bounded on the GPU all the same."""
+    monkeypatch.setattr(cuda_device_module, "LANDING_BYTES", 1024)
+    device = cuda_device(1 << 14)
+    mirror = device.create_mirrors({"ids": 300})["ids"]
+    mirror.stage(np.arange(300), np.arange(300) * 3)
+    for work, launches in (
+        (lambda: device.zero_units(device.schedule_stream, UnitGrid(0, 16), np.arange(128)), 1),
+        (lambda: device.zero_units(device.schedule_stream, UnitGrid(0, 16), np.arange(129)), 2),
+        (
+            lambda: device.copy_units(
+                device.schedule_stream, UnitGrid(0, 16), np.arange(200) + 500, np.arange(200)
+            ),
+            4,
+        ),
+        (lambda: device.upload(device.schedule_stream), 4),
+    ):
+        host.log.clear()
+        work()
+        assert (host.count("launch"), host.count("copy")) == (launches, launches)
+    assert device.tables["ids"].tolist() == list(range(0, 900, 3))
 
 
 def test_foreign_streams_and_events_are_refused(host: HostStreams) -> None:

@@ -190,3 +190,61 @@ def test_tokens_beyond_2_33_bytes_are_written_and_gathered_by_slot(sparse: Spars
             assert torch.equal(sparse.raw(start, token_bytes), written[place])
         gathered = gather_tokens(view, slots).reshape(len(slots), -1)
         assert torch.equal(gathered.view(torch.uint8), written)
+
+
+@pytest.mark.requirement("A3")
+def test_kernels_with_32_bit_offsets_are_refused_with_the_figures(sparse: Sparse) -> None:
+    """They would wrap unnoticed, to bytes of other requests, once the pages behind their reach are handed out."""
+    with pytest.raises(
+        ValueError,
+        match=r"kernels with 32-bit offsets cannot address plane 'key' of layer 0 in band 'full': of its \d+ pages of \d+ bytes, "
+        r"element 2147483647, the last they reach, lies behind \d+: use kernels with 64-bit offsets",
+    ):
+        RoutedKVCache(
+            sparse.device.arena, attrs.evolve(sparse.layout, bands=sparse.layout.bands[2:]), offset_bits=32
+        )
+
+
+@pytest.mark.requirement("A3")
+@pytest.mark.parametrize("offset_bits", [9, 10])
+@pytest.mark.parametrize(
+    ("dtype", "key_dim", "value_dim"),
+    # Of the latter two one ends at the very last element within reach, one at the first beyond.
+    [
+        (DType.INT8, 5, 3),
+        (DType.BFLOAT16, 5, 3),
+        (DType.FLOAT32, 5, 3),
+        (DType.INT8, 16, 32),
+        (DType.INT8, 1, 16),
+    ],
+)
+def test_kernels_are_refused_exactly_beyond_their_reach(
+    offset_bits: int, dtype: DType, key_dim: int, value_dim: int
+) -> None:
+    """A byte less would refuse what runs; a page more would wrap. The reach is asked of torch's own addresses."""
+    layers = [KVLayerDecl(0, (KVPart(MHAGeometry(1, key_dim, value_dim, dtype), FullLifetime()),))]
+    plan = plan_kv_storage(layers, page_tokens=1)
+    accepted, reached = [], []
+    for arena_bytes in range(100, 8 * 2**offset_bits, 16):
+        over = lay_out(plan, arena_bytes)
+        arena = KVArena.allocate(arena_bytes)
+        band = over.bands[0]
+        offsets = [
+            arena.plane(band, plane)[-1].data_ptr() - arena.plane(band, plane).data_ptr() + plane.byte_count
+            for plane in band.planes
+        ]
+        reached.append(max(offsets) // dtype.byte_width - 1 < 2 ** (offset_bits - 1))
+        try:
+            RoutedKVCache(arena, over, offset_bits=offset_bits)
+        except ValueError as error:
+            accepted.append(False)
+            pages = int(str(error).split("lies behind ")[1].split(":")[0])
+            smaller = attrs.evolve(band, page_count=pages)
+            RoutedKVCache(arena, attrs.evolve(over, bands=(smaller,)), offset_bits=offset_bits)
+            larger = attrs.evolve(over, bands=(attrs.evolve(band, page_count=pages + 1),))
+            with pytest.raises(ValueError, match="cannot address"):
+                RoutedKVCache(arena, larger, offset_bits=offset_bits)
+        else:
+            accepted.append(True)
+    assert accepted == reached
+    assert 0 < sum(accepted) < len(accepted)

@@ -6,6 +6,8 @@ What they work on are bytes: NaNs of every type, masked rows and the bytes besid
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
@@ -16,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvtide.arena import kernels, torch_dtype
-from kvtide.arena.copy_plan import copy_segments
+from kvtide.arena.copy_plan import CopySegment, copy_segments
 from kvtide.plan import DType
 
 pytest.importorskip("triton", reason="Triton is not installed: its programs are tested where it is")
@@ -239,6 +241,45 @@ def test_words_are_aligned_wherever_a_plane_starts(monkeypatch: pytest.MonkeyPat
     plane = torch.zeros(1024, dtype=torch.uint8, device=DEVICE)[first:].as_strided((3, 2, 32), (96, 32, 1))
     triton_kernels.gather_tokens(plane, torch.zeros(3, dtype=torch.int64, device=DEVICE))
     assert seen == [first]
+
+
+@pytest.mark.requirement("A6")
+def test_programs_are_launched_on_the_gpu_that_holds_the_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton launches on torch's current GPU; a second GPU's tensors would be addressed from the first."""
+    around: list[torch.Tensor] = []
+    launched = []
+
+    @contextmanager
+    def device_of(tensor: torch.Tensor) -> Iterator[None]:
+        around.append(tensor)
+        yield
+        around.pop()
+
+    class Watched:
+        def __init__(self, name: str) -> None:
+            self._name = name
+
+        def __getitem__(self, grid: tuple[int]) -> Any:
+            def launch(*args: Any, **compiled: Any) -> None:
+                (beside,) = around
+                assert beside.data_ptr() in [arg.data_ptr() for arg in args if hasattr(arg, "data_ptr")]
+                launched.append(self._name)
+
+            return launch
+
+    monkeypatch.setattr(torch.cuda, "device_of", device_of)
+    for name in ("copy_rows", "zero_rows", "translate"):
+        monkeypatch.setattr(triton_kernels.programs, name, Watched(name))
+    arena, one = torch.zeros(96, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64)
+    triton_kernels.zero_units(arena, 0, 48, one)
+    triton_kernels.copy_units(
+        arena, 0, 48, one, one + 1, segments=[CopySegment(0, 1, False)], scratch=torch.zeros(0)
+    )
+    triton_kernels.translate_ids(one.to(torch.int32), one)
+    plane = arena.view(2, 4, 12)
+    triton_kernels.write_tokens(plane, one, plane[0, :1])
+    triton_kernels.gather_pages(plane, one)
+    assert launched == ["zero_rows", "copy_rows", "translate", "copy_rows", "copy_rows"]
 
 
 def test_values_of_another_shape_are_refused() -> None:

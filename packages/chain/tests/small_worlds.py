@@ -120,6 +120,10 @@ def _page_ranges() -> Iterator[Question]:
     ]
     for world in worlds(layout, states):
         yield from ((world, asked) for asked in itertools.product((0, 1, 3), (0, 1, 2, 4), (0, 2)))
+    for world in worlds(layout, states, [], [(1, 2), (15, 16)]):
+        yield from (
+            (world, asked) for asked in [(0, 0, 5), (0, 0, 6), (3, 0, 0), (4, 0, 0), (0, 6, 0), (0, 7, 0)]
+        )
 
 
 def _three_bands() -> Iterator[Question]:
@@ -127,7 +131,7 @@ def _three_bands() -> Iterator[Question]:
     ends = ["", "l", "l..", ".N"]
     floats = anywhere(layout, 1, ["", "l", ".", "l.l", "X.l", "l.N", "n.", ".lX.", "XlN"])
     for world in worlds(layout, [anchored(layout, 0, ends), floats, anchored(layout, 2, ends)]):
-        yield from ((world, asked) for asked in [(0, 1, 0), (3, 0, 0), (1, 2, 1), (2, 1, 3), (0, 0, 4)])
+        yield from ((world, asked) for asked in [(0, 1, 0), (3, 0, 0), (1, 2, 1), (2, 1, 3), (5, 0, 5)])
     ends = ["l", "..l"]
     floats = anywhere(layout, 1, ["", "l.", "lX"])
     for fence in [(4, 5), (8, 12), (15, 16)]:

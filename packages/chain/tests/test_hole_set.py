@@ -17,7 +17,7 @@ PAGES = 1500
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """A reserve that fills and runs out within a few operations."""
-    monkeypatch.setattr(hole_set, "_RESERVE_PAGES", 24)
+    monkeypatch.setattr(hole_set, "_RESERVE_PAGES", 70)
     monkeypatch.setattr(hole_set, "_FIRST_BLOCKS", 2)
 
 

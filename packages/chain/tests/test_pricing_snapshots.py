@@ -77,6 +77,8 @@ def test_a_band_that_keeps_nothing_is_as_empty_as_a_new_one() -> None:
     assert plan(emptied, (60, 0, 40), Rearrangement.NO_MOVE) is not None
     fixed = World(LEVEL, ((0, ""), (40, "lX"), (100, ""))).snapshot
     assert plan(reclaimed_snapshot(fixed, (0, 1, 0)), (42, 0, 0), Rearrangement.RELAYOUT) is None
+    pending = World(LEVEL, ((0, ""), (40, ".."), (100, ""))).snapshot
+    assert reclaimed_snapshot(pending, (0, 0, 0)) == pending
     assert reclaimed_snapshot(snapshot, (0, 1, 0)).bands[1] == (40, 43, 1, 2, (), (), 0)
 
 

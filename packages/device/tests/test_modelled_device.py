@@ -220,6 +220,23 @@ def test_a_transfer_is_ordered_by_the_host_alone() -> None:
 
 
 @pytest.mark.requirement("V2")
+@pytest.mark.parametrize("forgotten", ["schedule", "forward"])
+def test_a_copy_stream_needs_the_schedule_streams_position_and_the_forward_streams(forgotten: str) -> None:
+    """A backup's ids are the host's, which has moved the page already: the move itself may still wait for its turn (hazard 4)."""
+    device = device_of()
+    copy, pool = device.create_stream("copy"), device.create_buffer("host pool", 64)
+    device.submit(device.forward_stream, "forward 1", writes=device.unit_spans(WINDOW, ids(4)))
+    device.copy_units(device.schedule_stream, WINDOW, ids(3), ids(5))
+    pages = device.unit_spans(WINDOW, ids(4, 5))
+    for stream in (device.schedule_stream, device.forward_stream):
+        if stream.name != forgotten:
+            device.wait_event(copy, device.record_event(stream))
+    culprit = {"schedule": "move writing", "forward": "forward 1 writing"}[forgotten]
+    with pytest.raises(UnorderedAccessError, match=f"backup of .* unordered with {culprit}"):
+        device.submit(copy, "backup", reads=pages, writes=[pool.span()])
+
+
+@pytest.mark.requirement("V2")
 def test_a_seed_decides_the_interleaving_and_nothing_else_does() -> None:
     """A failure that cannot be replayed is a rumour; many seeds must show many interleavings."""
 

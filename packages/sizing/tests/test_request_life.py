@@ -21,9 +21,10 @@ from kvtide.sizing import (
     ServingPolicy,
     SizingError,
     request_demand,
+    resident_demand,
 )
 
-from .life import Request, chunks, full, most_pages, most_slots, window
+from .life import Request, State, chunks, full, held_pages, most_pages, most_slots, window
 
 MakePlan = Callable[..., KVStoragePlan]
 EVERY_LIFE = settings(deadline=None, max_examples=250)
@@ -198,6 +199,30 @@ def test_a_longer_output_never_demands_less(make_plan: MakePlan, case: Case) -> 
     assume_it_runs(case)
     less, more = case.demand(make_plan), attrs.evolve(case, output=case.output + 1).demand(make_plan)
     assert all(less[name] <= more[name] for name in less)
+
+
+@pytest.mark.requirement("S6")
+@EVERY_LIFE
+@given(case=CASES)
+def test_what_is_resident_is_what_the_row_holds_between_forwards(make_plan: MakePlan, case: Case) -> None:
+    """Resident now and admitted at peak are two figures: the first is what a scheduler's gauge shows, and never above the second."""
+    assume_it_runs(case)
+    case = attrs.evolve(case, purpose=DemandPurpose.CEILING)
+    plan = case.plan(make_plan)
+    policy = ServingPolicy(
+        chunk_reads=case.reads, strategy=case.strategy, overlap=case.overlap, draft_tokens=case.draft
+    )
+    units = resident_demand(plan, written_tokens=case.prompt, policy=policy).units
+    resident = {pool.kind.value: count for pool, count in zip(plan.sub_pools, units, strict=True)}
+    now, small, large = State(case.prompt), case.request(case.page), case.request(case.owner_page)
+    assert resident == {
+        "state": SLOTS[case.strategy, case.overlap][0],
+        "window": held_pages(small, now, window(case.window)),
+        "chunk": held_pages(small, now, chunks(case.attention_chunk)),
+        "full": held_pages(large, now, full),
+    }
+    peak = case.demand(make_plan)
+    assert all(resident[name] <= peak[name] for name in peak)
 
 
 @pytest.mark.requirement("S5")

@@ -413,15 +413,24 @@ def test_state_slots_that_do_not_fit_are_refused_with_every_term_too(
 def test_requests_that_fit_is_the_last_count_that_packs(
     make_plan: MakePlan, shape: dict[str, Any], limits: dict[str, int], arena_bytes: int, data: st.DataObject
 ) -> None:
-    """The printed number is a promise in both directions: that many fit, and no more."""
+    """The printed number is a promise in both directions: that many fit beside what others hold, and no more."""
     plan = shape_plan(make_plan, shape)
     prefix_bytes = sum(pool.unit.unit_bytes for pool in plan.sub_pools if pool.has_sink)
     layout = lay_out(plan, prefix_bytes + arena_bytes)
     demand = KVDemand(tuple(data.draw(st.integers(1, 5)) for _ in plan.sub_pools))
-    count = 0
-    while pack(layout, [(count + 1) * units for units in demand.units]) is not None:
-        count += 1
-    assert requests_that_fit(layout, demand) == count
+    beside = KVDemand(tuple(data.draw(st.sampled_from([0, 0, 1, 4])) for _ in plan.sub_pools))
+
+    def last_that_packs(held: tuple[int, ...]) -> int:
+        count = 0
+        while (
+            pack(layout, [(count + 1) * units + h for units, h in zip(demand.units, held, strict=True)])
+            is not None
+        ):
+            count += 1
+        return count
+
+    assert requests_that_fit(layout, demand) == last_that_packs((0,) * len(beside.units))
+    assert requests_that_fit(layout, demand, beside=beside) == last_that_packs(beside.units)
 
 
 @pytest.mark.requirement("S1")

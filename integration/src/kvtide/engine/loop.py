@@ -2,11 +2,11 @@
 
 Each step:
 
-1. requests that have arrived are admitted from the head of the queue, for as long as the storage admits them; one that not
-   even an empty arena could hold is rejected with the refusal's text when it reaches the head;
-2. the oldest admitted request whose prompt is not written yet runs one prefill chunk;
-3. all requests with a written prompt decode one token in one batch;
-4. requests that are complete, or whose client has gone, release everything they hold.
+1. a request that arrives and that not even an empty arena could hold is rejected at once, with the refusal's text;
+2. those that wait are admitted from the head of the queue, for as long as the storage admits them;
+3. the oldest admitted request whose prompt is not written yet runs one prefill chunk;
+4. all requests with a written prompt decode one token in one batch;
+5. requests that are complete, or whose client has gone, release everything they hold.
 
 Admission promises every peak, so no step of an admitted request is refused, and nothing is ever preempted. Tokens are chosen
 greedily. The rows of a batch are ordered by row number, which is reused: it says nothing about who came first.
@@ -201,19 +201,22 @@ class SchedulerLoop:
 
     def _arrive(self, step: int) -> None:
         while self._arriving and self._arriving[0].arrival_step <= step:
-            self._waiting.append(self._arriving.popleft())
+            request = self._arriving.popleft()
+            refusal = self._storage.arrival_refusal(len(request.prompt), request.output_tokens)
+            if refusal is None:
+                self._waiting.append(request)
+            else:
+                self._rejected[request.request_id] = str(refusal)
 
     def _admit(self) -> None:
         """Admit from the head of the queue; the first that must wait holds up those behind it."""
         while self._waiting:
             request = self._waiting[0]
             rows = self._storage.admit([len(request.prompt)], [request.output_tokens])
-            if not isinstance(rows, AdmissionRefusal):
-                self._running.append(RunningRequest(request, int(rows[0])))
-            elif rows.is_final:
-                self._rejected[request.request_id] = str(rows)
-            else:
+            if isinstance(rows, AdmissionRefusal):
+                assert not rows.is_final, f"{request.request_id!r} was to be rejected when it arrived: {rows}"
                 return
+            self._running.append(RunningRequest(request, int(rows[0])))
             self._waiting.popleft()
 
     def _prefill(self) -> None:

@@ -7,6 +7,7 @@ seed or when the host waits for it, and changes the bytes that models read; two 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 import torch
@@ -132,6 +133,15 @@ class ModelledTensorDevice:
     def send(self, stream: Stream, arrays: Sequence[IntArray]) -> list[torch.Tensor]:
         """See `TensorDevice.send`: arguments of work that runs now."""
         return [torch.from_numpy(np.array(array)) for array in arrays]
+
+    @property
+    def scratch_bytes(self) -> int:
+        """See `TensorDevice.scratch_bytes`: moves pass through host memory of their own."""
+        return 0
+
+    def on_stream(self, stream: Stream) -> AbstractContextManager[object]:
+        """See `TensorDevice.on_stream`: what runs now is on the stream that it was queued on."""
+        return nullcontext()
 
     def prewarm(self, grids: Sequence[UnitGrid]) -> None:
         """See `TensorDevice.prewarm`: nothing is compiled."""

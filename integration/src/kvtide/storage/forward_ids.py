@@ -14,6 +14,7 @@ import torch
 
 from kvtide.arena import TensorDevice, gather_pages, token_slots, translate_ids, write_tokens
 from kvtide.device import IntArray
+from kvtide.ledger import InvariantChecks
 from kvtide.storage.row_state import RowState
 
 
@@ -79,10 +80,10 @@ class UnresolvedIds:
     """Of the storage that launched it."""
 
     def resolve(self) -> ForwardIds:
-        """Reset the rows that were handed out, and translate: the forward's metadata phase.
+        """Reset the rows that were handed out, and translate: the forward's metadata phase, before its kernels.
 
-        Call it on the forward's stream, before its kernels. The upload is ordered before that stream, and the next upload behind the
-        read end.
+        It runs on the forward's stream, whichever is torch's current one. The upload is ordered before that stream, and the next upload
+        behind the read end. The ids hold for work on that stream: queue the kernels under `device.on_stream(device.forward_stream)`.
         """
         return self.translator.translate(self)
 
@@ -96,17 +97,43 @@ class IdTranslator:
         page_tokens: Mapping[str, int | None],
         pages_per_row: int,
         row_state: RowState,
+        checks: InvariantChecks,
     ) -> None:
-        """The tables of `device` are as `kvtide.sizing.mirror_lengths` names them; `page_tokens` by band."""
+        """The tables of `device` are as `kvtide.sizing.mirror_lengths` names them; `page_tokens` by band.
+
+        With `storage.translated_ids` checked, ids outside their table are masked and counted.
+        """
         self._device = device
         self._row_state = row_state
+        self._checks = checks
         tables = device.tables
         self._ids = {name: tables[f"ids:{name}"] for name in page_tokens}
         self._rows = tables["rows"].view(-1, pages_per_row)
         self._page_tokens = page_tokens
+        self._faults: torch.Tensor | None = None
+        if checks.checks("storage.translated_ids"):
+            with device.on_stream(device.forward_stream):
+                self._faults = torch.zeros(1, dtype=torch.int64, device=tables["rows"].device)
+
+    def verify(self) -> None:
+        """Act on ids that were translated and are not in their tables; for idle times, since the host reads their count."""
+        if self._faults is None:
+            return
+        with self._device.on_stream(self._device.forward_stream):
+            faults = int(self._faults.item())
+        if faults:
+            self._checks.broken(
+                "storage.translated_ids",
+                f"{faults} ids of forwards lay outside their tables and were masked",
+                "a row or a table was written by someone else, or an id was used after its page was freed",
+            )
 
     def translate(self, ids: UnresolvedIds) -> ForwardIds:
         """See `UnresolvedIds.resolve`; every tensor lies where the tables do."""
+        with self._device.on_stream(self._device.forward_stream):
+            return self._translate(ids)
+
+    def _translate(self, ids: UnresolvedIds) -> ForwardIds:
         rows, write_rows, write_positions, virtual_slots, reset_rows = self._device.send(
             self._device.forward_stream,
             [ids.rows, ids.write_rows, ids.write_positions, ids.state_slots, ids.reset_rows],
@@ -120,9 +147,11 @@ class IdTranslator:
         for name, table in self._ids.items():
             tokens = self._page_tokens[name]
             if tokens is None:
-                state_slots = ForwardStateSlots(translate_ids(table, virtual_slots))
+                state_slots = ForwardStateSlots(translate_ids(table, virtual_slots, faults=self._faults))
                 continue
-            page_tables[name] = translate_ids(table, virtual_tables)
-            pages = translate_ids(table, self._rows[write_rows, write_positions // tokens])
+            page_tables[name] = translate_ids(table, virtual_tables, faults=self._faults)
+            pages = translate_ids(
+                table, self._rows[write_rows, write_positions // tokens], faults=self._faults
+            )
             write_slots[name] = token_slots(pages, write_positions % tokens, tokens)
         return ForwardIds(write_slots, page_tables, state_slots, rows)

@@ -18,7 +18,7 @@ from kvtide.engine.commands.plan_report import (
     StageReport,
 )
 from kvtide.plan import (
-    MOVE_SCRATCH_BYTES,
+    GPU_SCRATCH_BYTES,
     KVLayerDecl,
     KVStoragePlan,
     StateGeometry,
@@ -143,7 +143,7 @@ def size_each_stage(question: CapacityQuestion, plans: Sequence[KVStoragePlan]) 
         "max_running_requests": question.max_running_requests,
         "max_context_tokens": question.max_context_tokens,
         "chunk_tokens": question.chunk_tokens,
-        "beside_arena": {"scratch of moves": MOVE_SCRATCH_BYTES},
+        "beside_arena": {"scratch of the device": GPU_SCRATCH_BYTES},
     }
     if len(plans) == 1:
         return (size_plan(plans[0], **limits, policy=question.policy),)
@@ -224,6 +224,9 @@ def _context(
         request_bytes=sum(byte_counts.values()),
         requests_in_memory=in_memory,
         requests_admitted=min(in_memory, sized.max_running_requests) if within else 0,
+        requests_resident=min(
+            requests_that_fit(one.layout, one.resident_demand(tokens)) for one in sized_stages
+        ),
         requests_static_split=min(split for _, split, _ in others),
         requests_single_page=min(single for _, _, single in others),
         wasted_percent=percent(wasted),

@@ -94,6 +94,9 @@ class ContextReport:
     requests_admitted: int
     """The same within `max_running_requests`; 0 where the length exceeds `max_context_tokens`."""
 
+    requests_resident: int
+    """Requests of that many written tokens that the arena holds between two forwards, as they stand: not all of them could go on."""
+
     requests_static_split: int
     """Requests that pools of fixed size hold, divided for requests of `reference_tokens`."""
 

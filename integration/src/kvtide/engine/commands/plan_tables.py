@@ -87,7 +87,14 @@ def _kept(band: BandReport) -> str:
 
 def _fit_table(report: CapacityReport) -> Table:
     table = _table("What fits", f"at most {report.max_running_requests:,} running (--max-running)")
-    columns = ["bytes each", "requests in memory", "admitted at peak", "static split", "single page size"]
+    columns = [
+        "bytes each",
+        "fit at peak",
+        "admitted at peak",
+        "resident now",
+        "static split",
+        "single page",
+    ]
     _columns(table, ["request of"], columns)
     for context in report.contexts:
         over = context.context_tokens > report.max_context_tokens
@@ -96,6 +103,7 @@ def _fit_table(report: CapacityReport) -> Table:
             size(context.request_bytes),
             f"{context.requests_in_memory:,}",
             f"none: over {report.max_context_tokens:,}" if over else f"{context.requests_admitted:,}",
+            f"{context.requests_resident:,}",
             f"{context.requests_static_split:,}",
             f"{context.requests_single_page:,}",
         )
@@ -118,11 +126,12 @@ def _stage_table(report: CapacityReport) -> Table:
 
 def _notes(report: CapacityReport) -> list[str]:
     notes = [
+        "admitted at peak: each can run to its end; resident now: held between two forwards, without room to go on",
         (
             f"static split: a pool a kind, divided once for requests of {report.reference_tokens:,} tokens; bytes never change "
             "hands"
         ),
-        "single page size: one pool of equal pages, each kind padded to the largest; both are our models of the policies",
+        "single page: one pool of equal pages, each kind padded to the largest; both are our models of the policies",
     ]
     if report.suggestion is not None:
         better = report.suggestion

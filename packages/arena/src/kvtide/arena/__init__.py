@@ -9,11 +9,12 @@ from kvtide.arena.cuda_device import CUDADevice, CUDAEvent, CUDAStream
 from kvtide.arena.host_layout import host_layout
 from kvtide.arena.kernels import SCRATCH_BYTES, copy_units, token_slots, unit_words, zero_units
 from kvtide.arena.memory import KVArena, torch_dtype
-from kvtide.arena.routed_cache import LayerView, RoutedKVCache
+from kvtide.arena.routed_cache import OFFSET_BITS, LayerView, RoutedKVCache
 from kvtide.arena.tensor_device import TensorDevice
 from kvtide.arena.token_kernels import gather_pages, gather_tokens, translate_ids, write_tokens
 
 __all__ = [
+    "OFFSET_BITS",
     "SCRATCH_BYTES",
     "CPUDevice",
     "CUDADevice",

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 import torch
 
-from kvtide.arena.kernels import copy_units, zero_units
+from kvtide.arena.kernels import SCRATCH_BYTES, copy_units, zero_units
 from kvtide.arena.memory import KVArena
 from kvtide.device import ImmediateStreams, IntArray, Mirror, MirrorStaging, Stream, UnitGrid
 
@@ -29,6 +30,15 @@ class CPUDevice(ImmediateStreams):
     def arena_bytes(self) -> int:
         """See `Device.arena_bytes`."""
         return self.arena.byte_count
+
+    @property
+    def scratch_bytes(self) -> int:
+        """See `TensorDevice.scratch_bytes`."""
+        return SCRATCH_BYTES
+
+    def on_stream(self, stream: Stream) -> AbstractContextManager[object]:
+        """See `TensorDevice.on_stream`: there is one order, that of the calls."""
+        return nullcontext()
 
     def copy_units(self, stream: Stream, grid: UnitGrid, sources: IntArray, targets: IntArray) -> None:
         """See `Device.copy_units`."""

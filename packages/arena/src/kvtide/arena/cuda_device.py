@@ -3,22 +3,30 @@
 The host queues and never waits: ids travel through pinned staging, each call as one copy and as few launches as its hazards
 allow. It needs Triton, which the rest of the package does not.
 
-What it holds beside the arena: scratch for moves that pass over themselves, mirrors, and the staging ring.
+    arena | mirrors | scratch for moves that pass over themselves, landing for ids      on the GPU, sized once
+    staging, `LANDING_BYTES` for each call on its way                                   pinned host memory, grows
+
+Scratch and landing serve one stream at a time, in its order; another stream first waits for that one. A call that names
+more ids than the landing holds is queued in pieces. What a forward's ids take (`send`) is the forward's own memory, as its
+activations are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import attrs
 import torch
 
 from kvtide.arena.copy_plan import copy_segments
-from kvtide.arena.kernels import SCRATCH_BYTES
 from kvtide.arena.memory import KVArena
-from kvtide.arena.pinned_staging import Reached, StagingBuffer, StagingRing, staged_bytes
+from kvtide.arena.pinned_staging import Reached, Staged, StagingRing, staged_bytes
 from kvtide.device import Event, IntArray, Mirror, MirrorStaging, Stream, UnitGrid
+from kvtide.plan import GPU_SCRATCH_BYTES
+
+LANDING_BYTES = 1 << 20
+"""For ids and table entries: 65,536 pairs of a move, 87,380 entries of an upload. A multiple of 16."""
 
 
 @attrs.frozen(eq=False)
@@ -29,7 +37,7 @@ class CUDAStream:
     """For logs."""
 
     torch_stream: torch.cuda.Stream
-    """What torch calls it: queue forwards under `torch.cuda.stream(…)` of it."""
+    """What torch calls it."""
 
 
 @attrs.frozen(eq=False)
@@ -44,22 +52,31 @@ class CUDAEvent:
 
 
 class CUDADevice:
-    """Implements `TensorDevice` over a `KVArena` in the memory of a GPU."""
+    """Implements `TensorDevice` over a `KVArena` in the memory of a GPU.
+
+    It may be dropped at any time, and the arena with it: torch gives their memory to nobody before the work that was queued on
+    the two streams until then is over.
+    """
 
     def __init__(
         self,
         arena: KVArena,
         *,
-        scratch_bytes: int = SCRATCH_BYTES,
+        scratch_bytes: int = GPU_SCRATCH_BYTES,
         forward_stream: torch.cuda.Stream | None = None,
     ) -> None:
         """Drive `arena`, on streams of its GPU; forwards run on `forward_stream`, by default a new one.
 
-        The host waits for the GPU once, here, so that whoever made the arena is through with it. Raises `ImportError` without
+        `scratch_bytes` is all that it holds beside arena and mirrors. The host waits for the GPU once, here, so that whoever
+        made the arena is through with it. Raises `ValueError` for less scratch than `LANDING_BYTES`, `ImportError` without
         Triton.
         """
         from kvtide.arena import triton_kernels  # noqa: PLC0415  # Triton is optional
 
+        if scratch_bytes < LANDING_BYTES:
+            raise ValueError(
+                f"a CUDA device cannot work in {scratch_bytes} bytes of scratch: ids on their way alone take {LANDING_BYTES}"
+            )
         self._kernels = triton_kernels
         self.arena = arena
         """The bytes this device works on."""
@@ -73,10 +90,16 @@ class CUDADevice:
             _new_stream(self._torch_device) if forward_stream is None else forward_stream,
         )
         """See `Device.forward_stream`."""
-        self._scratch = torch.empty(scratch_bytes // 8, dtype=torch.int64, device=self._torch_device)
+        self._landing = torch.empty(LANDING_BYTES, dtype=torch.uint8, device=self._torch_device)
+        self._scratch = torch.empty(
+            (scratch_bytes - LANDING_BYTES) // 8, dtype=torch.int64, device=self._torch_device
+        )
+        self._landing_stream = self.schedule_stream
         self._staging = MirrorStaging()
-        self._ring = StagingRing(self._create_buffer)
+        self._ring = StagingRing(self._create_pinned, LANDING_BYTES)
         self._flat = torch.zeros(0, dtype=torch.int32, device=self._torch_device)
+        for memory in (arena.bytes, self._landing, self._scratch):
+            self._hold(memory)
         torch.cuda.synchronize(self._torch_device)
 
     @property
@@ -85,9 +108,18 @@ class CUDADevice:
         return self.arena.byte_count
 
     @property
+    def scratch_bytes(self) -> int:
+        """See `TensorDevice.scratch_bytes`."""
+        return LANDING_BYTES + self._scratch.numel() * 8
+
+    @property
     def staging_buffer_count(self) -> int:
         """Staging buffers there are; the ring grows when all are on their way."""
         return self._ring.buffer_count
+
+    def on_stream(self, stream: Stream) -> AbstractContextManager[object]:
+        """See `TensorDevice.on_stream`; the stream's GPU is torch's current one inside."""
+        return torch.cuda.stream(_own(stream).torch_stream)
 
     # ── order ──
 
@@ -118,34 +150,33 @@ class CUDADevice:
         """
         grid.check_units(self.arena_bytes, sources)
         grid.check_units(self.arena_bytes, targets)
-        if not len(sources):
-            return
-        segments = copy_segments(sources, targets, self._scratch.numel() * 8 // grid.unit_bytes)
-        with self._staged(stream, staged_bytes([sources, targets])) as buffer:
-            source_ids, target_ids = buffer.send([sources, targets])
-            self._kernels.copy_units(
-                self.arena.bytes,
-                grid.origin_bytes,
-                grid.unit_bytes,
-                source_ids,
-                target_ids,
-                segments=segments,
-                scratch=self._scratch,
-            )
+        scratch_units = self._scratch.numel() * 8 // grid.unit_bytes
+        for piece in _pieces(len(sources), 16):
+            pairs = sources[piece], targets[piece]
+            segments = copy_segments(*pairs, scratch_units)
+            with self._landed(stream, pairs) as (source_ids, target_ids):
+                self._kernels.copy_units(
+                    self.arena.bytes,
+                    grid.origin_bytes,
+                    grid.unit_bytes,
+                    source_ids,
+                    target_ids,
+                    segments=segments,
+                    scratch=self._scratch,
+                )
 
     def zero_units(self, stream: Stream, grid: UnitGrid, units: IntArray) -> None:
         """See `Device.zero_units`: one launch."""
         grid.check_units(self.arena_bytes, units)
-        if not len(units):
-            return
-        with self._staged(stream, staged_bytes([units])) as buffer:
-            (ids,) = buffer.send([units])
-            self._kernels.zero_units(self.arena.bytes, grid.origin_bytes, grid.unit_bytes, ids)
+        for piece in _pieces(len(units), 8):
+            with self._landed(stream, [units[piece]]) as (ids,):
+                self._kernels.zero_units(self.arena.bytes, grid.origin_bytes, grid.unit_bytes, ids)
 
     def create_mirrors(self, lengths: Mapping[str, int]) -> dict[str, Mirror]:
         """See `Device.create_mirrors`; the host waits for the GPU once."""
         mirrors = self._staging.lay_out(lengths)
         self._flat = torch.zeros(sum(lengths.values()), dtype=torch.int32, device=self._torch_device)
+        self._hold(self._flat)
         torch.cuda.synchronize(self._torch_device)
         self.tables = {
             name: self._flat[mirror.offset : mirror.offset + mirror.length]
@@ -156,29 +187,25 @@ class CUDADevice:
     def upload(self, stream: Stream) -> int:
         """See `Device.upload`: one copy and one launch, however many entries of however many mirrors."""
         indices, values = self._staging.drain()
-        if not len(indices):
-            return 0
-        with self._staged(stream, staged_bytes([indices, values])) as buffer:
-            places, entries = buffer.send([indices, values])
-            self._kernels.write_tokens(self._flat.view(-1, 1), places, entries)
+        for piece in _pieces(len(indices), 12):
+            with self._landed(stream, [indices[piece], values[piece]]) as (places, entries):
+                self._kernels.write_tokens(self._flat.view(-1, 1), places, entries)
         return len(indices)
 
     def send(self, stream: Stream, arrays: Sequence[IntArray]) -> list[torch.Tensor]:
         """See `TensorDevice.send`: one copy, to memory that torch holds for as long as the tensors live."""
         size = staged_bytes(arrays)
-        with self._staged(stream, size) as buffer:
+        with self.on_stream(stream), self._ring.buffer(_own(stream).torch_stream, size) as buffer:
             memory = torch.empty(size, dtype=torch.uint8, device=self._torch_device)
             return buffer.send_to(memory, arrays)
 
-    def prewarm(
-        self, grids: Sequence[UnitGrid], *, staging_buffers: int = 8, staged_units: int = 4096
-    ) -> None:
-        """See `TensorDevice.prewarm`; staging for so many calls on their way at once, of so many units each.
-
-        The host waits for the GPU once.
+    def prewarm(self, grids: Sequence[UnitGrid]) -> None:
+        """See `TensorDevice.prewarm`; staging for two iterations on their way, each of which moves and zeroes in every band,
+        uploads, and sends a forward's ids. The host waits for the GPU once.
         """
-        self._ring.reserve(staging_buffers, staged_units * 16)
-        with torch.cuda.stream(self.schedule_stream.torch_stream):
+        self._ring.reserve(self.schedule_stream.torch_stream, 2 * (2 * len(grids) + 1))
+        self._ring.reserve(self.forward_stream.torch_stream, 2)
+        with self.on_stream(self.schedule_stream):
             ids = torch.zeros(2, dtype=torch.int64, device=self._torch_device)
             for unit_bytes in sorted({grid.unit_bytes for grid in grids}):
                 self._kernels.prewarm_units(self.arena.bytes, unit_bytes, ids, self._scratch)
@@ -187,21 +214,31 @@ class CUDADevice:
         torch.cuda.synchronize(self._torch_device)
 
     @contextmanager
-    def _staged(self, stream: Stream, byte_count: int) -> Iterator[StagingBuffer]:
-        """A staging buffer for work that is queued on `stream` inside; it comes back behind that work, done or failed."""
-        torch_stream = _own(stream).torch_stream
-        with torch.cuda.stream(torch_stream):
-            buffer = self._ring.take(byte_count)
-            try:
-                yield buffer
-            finally:
-                buffer.event = torch_stream.record_event()
+    def _landed(self, stream: Stream, arrays: Sequence[Staged]) -> Iterator[list[torch.Tensor]]:
+        """`arrays` on the GPU, for work that is queued on `stream` inside; that work may use the scratch too."""
+        own = _own(stream)
+        with self.on_stream(own):
+            if self._landing_stream is not own:
+                own.torch_stream.wait_stream(self._landing_stream.torch_stream)
+                self._landing_stream = own
+            with self._ring.buffer(own.torch_stream, LANDING_BYTES) as buffer:
+                yield buffer.send_to(self._landing, arrays)
 
-    def _create_buffer(self, byte_count: int) -> StagingBuffer:
-        return StagingBuffer(
-            pinned=torch.empty(byte_count, dtype=torch.uint8, pin_memory=True),
-            landing=torch.empty(byte_count, dtype=torch.uint8, device=self._torch_device),
-        )
+    def _hold(self, memory: torch.Tensor) -> None:
+        """Let torch give `memory` to nobody, once it is dropped, before both streams are through with it."""
+        for stream in (self.schedule_stream, self.forward_stream):
+            memory.record_stream(stream.torch_stream)
+
+    def _create_pinned(self, byte_count: int) -> torch.Tensor:
+        return torch.empty(byte_count, dtype=torch.uint8, pin_memory=True)
+
+
+def _pieces(count: int, id_bytes: int) -> Iterator[slice]:
+    """Runs of `count` things whose ids, `id_bytes` for each, fit into the landing; none where there is nothing."""
+    # Fours, so that each array of a run takes whole sections of staging.
+    step = LANDING_BYTES // id_bytes // 4 * 4
+    for first in range(0, count, step):
+        yield slice(first, min(first + step, count))
 
 
 def _new_stream(device: torch.device) -> torch.cuda.Stream:

@@ -1,22 +1,22 @@
 """Host bytes on their way to a GPU: pinned buffers, taken when filled, back when their work is over (rows K4, A7).
 
-    host arrays ──> pinned bytes ──copy on the stream──> landing bytes ──> the program that reads them ──> event
+    host arrays ──> pinned bytes ──copy on the stream──> bytes of the GPU ──> the program that reads them ──> event
 
-A buffer is filled again once its event has been reached. The ring grows when every buffer is on its way, and never waits.
+A buffer is filled again once its event has been reached. The ring grows when every buffer is on its way, and never waits. Work
+of one stream ends in the order it was queued, so buffers queue up by stream and size: if the oldest is not free, none is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
 import attrs
 import numpy as np
 import numpy.typing as npt
 import torch
-
-SMALLEST_BYTES = 1 << 16
-"""Of a staging buffer."""
 
 SECTION_BYTES = 16
 """Each array starts at a multiple of this."""
@@ -32,28 +32,30 @@ class Reached(Protocol):
         """Whether the work before it is over; does not wait."""
 
 
+class EventStream(Hashable, Protocol):
+    """What the ring asks of a stream."""
+
+    def record_event(self) -> Reached:
+        """An event behind everything queued so far."""
+
+
 @attrs.define(eq=False)
 class StagingBuffer:
-    """One buffer of the ring, and where it lands."""
+    """One buffer of the ring."""
 
     pinned: torch.Tensor
     """Host bytes, pinned, uint8."""
 
-    landing: torch.Tensor
-    """As many bytes on the device."""
-
     event: Reached | None = None
-    """Behind the work that reads the buffer; `None` when it may be filled."""
+    """Behind the work that reads the buffer; `None` if none ever did."""
 
-    def send(self, arrays: Sequence[Staged]) -> list[torch.Tensor]:
-        """Fill, and queue one copy on torch's current stream; the arrays on the device, as views of `landing`.
-
-        They hold until the buffer is taken again; `event` is the caller's to set, behind whatever reads them.
-        """
-        return self.send_to(self.landing, arrays)
+    @property
+    def is_free(self) -> bool:
+        """Whether it may be filled."""
+        return self.event is None or self.event.query()
 
     def send_to(self, target: torch.Tensor, arrays: Sequence[Staged]) -> list[torch.Tensor]:
-        """As `send`, to bytes of the device that the caller chose, uint8 and 16-byte aligned."""
+        """Fill, and queue one copy to `target`, uint8 and 16-byte aligned, on torch's current stream; the arrays as views of it."""
         for section, array in zip(_sections(self.pinned, arrays), arrays, strict=True):
             section.numpy()[...] = array
         size = staged_bytes(arrays)
@@ -64,34 +66,37 @@ class StagingBuffer:
 class StagingRing:
     """See the module's docstring."""
 
-    def __init__(self, create_buffer: Callable[[int], StagingBuffer]) -> None:
-        """No buffer yet; `create_buffer` makes one of so many bytes."""
-        self._create_buffer = create_buffer
-        self._buffers: list[StagingBuffer] = []
-
-    @property
-    def buffer_count(self) -> int:
+    def __init__(self, create_pinned: Callable[[int], torch.Tensor], smallest_bytes: int) -> None:
+        """No buffer yet; `create_pinned` makes the bytes of one, `smallest_bytes` at least."""
+        self._create_pinned = create_pinned
+        self._smallest_bytes = smallest_bytes
+        self._queues: defaultdict[tuple[EventStream, int], deque[StagingBuffer]] = defaultdict(deque)
+        self.buffer_count = 0
         """Buffers, on their way or not."""
-        return len(self._buffers)
 
-    def reserve(self, buffer_count: int, byte_count: int) -> None:
-        """Have at least so many buffers of so many bytes each, so that a take allocates nothing while fewer are out."""
-        fitting = sum(len(buffer.pinned) >= byte_count for buffer in self._buffers)
-        for _ in range(buffer_count - fitting):
-            self._grow(byte_count)
+    def reserve(self, stream: EventStream, buffer_count: int) -> None:
+        """Have so many of the smallest buffers more for `stream`, so that it allocates nothing while fewer are on their way."""
+        size = self._size(0)
+        self._queues[stream, size] += [self._new(size) for _ in range(buffer_count)]
 
-    def take(self, byte_count: int) -> StagingBuffer:
-        """The smallest buffer of `byte_count` bytes or more whose work is over; a new one if there is none."""
-        for buffer in self._buffers:
-            if buffer.event is not None and buffer.event.query():
-                buffer.event = None
-        idle = [each for each in self._buffers if each.event is None and len(each.pinned) >= byte_count]
-        return min(idle, key=lambda each: len(each.pinned)) if idle else self._grow(byte_count)
+    @contextmanager
+    def buffer(self, stream: EventStream, byte_count: int) -> Iterator[StagingBuffer]:
+        """A free buffer of at least `byte_count` bytes, for work queued on `stream` inside; back behind it, done or failed."""
+        size = self._size(byte_count)
+        queue = self._queues[stream, size]
+        buffer = queue.popleft() if queue and queue[0].is_free else self._new(size)
+        try:
+            yield buffer
+        finally:
+            buffer.event = stream.record_event()
+            queue.append(buffer)
 
-    def _grow(self, byte_count: int) -> StagingBuffer:
-        buffer = self._create_buffer(max(SMALLEST_BYTES, 1 << (byte_count - 1).bit_length()))
-        self._buffers.append(buffer)
-        return buffer
+    def _size(self, byte_count: int) -> int:
+        return max(self._smallest_bytes, 1 << (byte_count - 1).bit_length())
+
+    def _new(self, size: int) -> StagingBuffer:
+        self.buffer_count += 1
+        return StagingBuffer(self._create_pinned(size))
 
 
 def staged_bytes(arrays: Sequence[Staged]) -> int:

@@ -8,7 +8,10 @@ import attrs
 import torch
 
 from kvtide.arena.memory import KVArena
-from kvtide.plan import ArenaLayout, BandLayout
+from kvtide.plan import ArenaLayout, BandLayout, Plane
+
+OFFSET_BITS = 64
+"""Of the offsets that torch and this package's programs compute with."""
 
 
 @attrs.frozen(eq=False)
@@ -36,16 +39,24 @@ class RoutedKVCache:
     """
 
     def __init__(
-        self, arena: KVArena, layout: ArenaLayout, shared_layers: Iterable[tuple[int, int]] = ()
+        self,
+        arena: KVArena,
+        layout: ArenaLayout,
+        shared_layers: Iterable[tuple[int, int]] = (),
+        *,
+        offset_bits: int = OFFSET_BITS,
     ) -> None:
         """View every plane of every band of `layout`.
 
         `shared_layers`, as a `KVStoragePlan` has them, pairs layers that store no attention with those whose they read.
+        `offset_bits` is what the model's kernels compute offsets with, from a plane's first element, signed and in elements; it
+        bounds slot ids too. Raises `ValueError` for a plane whose last element lies beyond their reach (row A3).
         """
         self._attention: dict[int, LayerView] = {}
         self._compressed: dict[int, LayerView] = {}
         self._state: dict[int, LayerView] = {}
         for band in layout.bands:
+            _check_reach(band, offset_bits)
             for layer in sorted({plane.layer for plane in band.planes}):
                 view = _view(arena, band, layer)
                 if view.page_tokens is None:
@@ -75,6 +86,23 @@ class RoutedKVCache:
         """All that `layer` has, in the order of the three above."""
         found = (self.attention(layer), self.compressed(layer), self.state(layer))
         return tuple(view for view in found if view is not None)
+
+
+def _check_reach(band: BandLayout, offset_bits: int) -> None:
+    """Raise `ValueError` unless kernels with so many bits reach the last element of every plane's last page."""
+    most = (1 << (offset_bits - 1)) - 1
+
+    def pages_within(plane: Plane) -> int:
+        width = plane.dtype.byte_width
+        return max(0, ((most + 1) * width - plane.byte_count) // band.unit_bytes + 1)
+
+    plane = min(band.planes, key=pages_within)
+    if band.page_count > pages_within(plane):
+        raise ValueError(
+            f"kernels with {offset_bits}-bit offsets cannot address plane {plane.name!r} of layer {plane.layer} in band "
+            f"{band.name!r}: of its {band.page_count} pages of {band.unit_bytes} bytes, element {most}, the last they reach, "
+            f"lies behind {pages_within(plane)}: use kernels with 64-bit offsets, or a smaller arena"
+        )
 
 
 def _view(arena: KVArena, band: BandLayout, layer: int) -> LayerView:

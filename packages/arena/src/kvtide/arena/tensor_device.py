@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 import torch
@@ -21,6 +22,13 @@ class TensorDevice(Device, Protocol):
     @property
     def tables(self) -> Mapping[str, torch.Tensor]:
         """Mirrors by name, int32; at fixed addresses once created."""
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Most bytes that it holds beside the arena and its mirrors, where the arena lies; budgets charge them (S1)."""
+
+    def on_stream(self, stream: Stream) -> AbstractContextManager[object]:
+        """Inside, what torch is told is queued on `stream`."""
 
     def send(self, stream: Stream, arrays: Sequence[IntArray]) -> list[torch.Tensor]:
         """Copies of host arrays, any shapes, where the arena lies, for work on `stream`; all in one batch.

@@ -1,7 +1,8 @@
 """Byte work on an arena, in Triton (row A6): the functions of `kernels`, bit for bit, for tensors on a GPU.
 
-Nothing here waits for the device or allocates beyond what it returns. Work is queued on torch's current stream. Under
-`TRITON_INTERPRET=1`, set before this module is imported, the same programs run on host tensors; tests use that.
+Nothing here waits for the device or allocates beyond what it returns. Work is queued on torch's current stream of the GPU that
+holds the tensors, whichever GPU is torch's current one. Under `TRITON_INTERPRET=1`, set before this module is imported, the
+same programs run on host tensors; tests use that.
 """
 
 from __future__ import annotations
@@ -65,7 +66,10 @@ def translate_ids(
     ids = ids.contiguous()
     translated = torch.empty_like(ids)
     if ids.numel():
-        programs.translate[(-(-ids.numel() // _ID_BLOCK),)](
+        _launch(
+            programs.translate,
+            (-(-ids.numel() // _ID_BLOCK),),
+            table,
             table,
             ids,
             translated,
@@ -168,7 +172,10 @@ def _copy_rows(
     row_grains = read.row // grain
     columns, rows, grid = _tiles(row_count, row_grains * grain_words)
     ids = source_ids if source_ids is not None else target_ids
-    programs.copy_rows[grid](
+    _launch(
+        programs.copy_rows,
+        grid,
+        target,
         triton.reinterpret(source, _WORDS[word]),
         triton.reinterpret(target, _WORDS[word]),
         ids if source_ids is None else source_ids,
@@ -195,7 +202,27 @@ def _zero_rows(words: torch.Tensor, row_count: int, ids: torch.Tensor) -> None:
     """Zero rows of `words [unit_count, unit_words]`, int64, whose rows are multiples of 16 bytes."""
     grains = words.shape[1] // 2
     columns, rows, grid = _tiles(row_count, words.shape[1])
-    programs.zero_rows[grid](words, ids, row_count, grains, grains, GRAIN=2, ROWS=rows, COLUMNS=columns)
+    _launch(
+        programs.zero_rows,
+        grid,
+        words,
+        words,
+        ids,
+        row_count,
+        grains,
+        grains,
+        GRAIN=2,
+        ROWS=rows,
+        COLUMNS=columns,
+    )
+
+
+def _launch(
+    program: Any, grid: tuple[int], beside: torch.Tensor, *arguments: object, **constants: object
+) -> None:
+    """Launch `grid` programs on the GPU that holds `beside`; Triton alone would take torch's current one."""
+    with torch.cuda.device_of(beside):  # type: ignore[no-untyped-call]  # torch leaves it unannotated
+        program[grid](*arguments, **constants)
 
 
 def _tiles(row_count: int, row_words: int) -> tuple[int, int, tuple[Any]]:

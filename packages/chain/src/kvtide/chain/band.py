@@ -113,9 +113,8 @@ class Band(BandUnits):
         )
         self._holes.clear(old_first, old_end)
         if len(outside):
-            chosen = np.sort(self._best_of(room, len(outside)))
-            self._move(units_of(outside), units_of(chosen))
-            room = np.setdiff1d(room, chosen, assume_unique=True) if len(chosen) < len(room) else NO_UNITS
+            targets, room = self._best_of(room, len(outside))
+            self._move(units_of(outside), units_of(targets))
         self._holes.add(units_of(room))
         self._leave(first_page, end_page)
 
@@ -140,8 +139,13 @@ class Band(BandUnits):
             count = int(np.argmax(stops))
         if not count:
             return 0
-        sources, targets = np.sort(sources[:count]), np.sort(holes[:count])
-        self._holes.remove(units_of(targets))
+        holes = holes[:count]
+        self._holes.remove(units_of(holes))
+        # Outermost and innermost first they rise and fall; ascending, both make the longest runs.
+        sources, targets = (
+            np.sort(units) if self.usage.steers_choice else units if units[0] <= units[-1] else units[::-1]
+            for units in (sources[:count], holes)
+        )
         self._holes.add(units_of(self._move(units_of(sources), units_of(targets))))
         stays = np.concatenate([outermost[count : count + 1], targets, self._withheld])
         if self._grows_down:
@@ -190,13 +194,15 @@ class Band(BandUnits):
         self._holes.remove(units_of(chosen.pages))
         return chosen.pages
 
-    def _best_of(self, room: IntArray, unit_count: int) -> IntArray:
-        """As `_take_holes`, of free units listed from the low end, for a move."""
-        if self._grows_down:
-            room = room[::-1]
+    def _best_of(self, room: IntArray, unit_count: int) -> tuple[IntArray, IntArray]:
+        """As `_take_holes`, for a move, of ascending free units: the chosen ones and the rest, both ascending."""
         if not self.usage.steers_choice:
-            return room[:unit_count]
-        return choose_holes(Consumer.SCHEDULE_COPY, self.usage, room, unit_count).pages
+            if self._grows_down:
+                return room[-unit_count:], room[:-unit_count]
+            return room[:unit_count], room[unit_count:]
+        preferred = room[::-1] if self._grows_down else room
+        chosen = np.sort(choose_holes(Consumer.SCHEDULE_COPY, self.usage, preferred, unit_count).pages)
+        return chosen, np.setdiff1d(room, chosen, assume_unique=True)
 
     def _clear_holes(self, unit_count: int) -> IntArray:
         """At most so many of the holes nearest the anchor, none of which makes a move wait for an unretired forward."""

@@ -136,12 +136,16 @@ class BandUnits:
             network_free,
         )
 
-    @property
-    def compact_span(self) -> tuple[int, int]:
-        """The least span of an end: its live units packed at its anchor, as far as units that stay let it. First and end page."""
+    def compact_span(self, *, moves_held: bool = False) -> tuple[int, int]:
+        """The least span of an end: its live units packed at its anchor, as far as units that stay let it. First and end page.
+
+        Held units stay too, unless they move because nothing else serves.
+        """
         kept = self.live_count + len(self._withheld)
         stays = (
-            np.concatenate([self.usage.fixed_pages(), self._touched()])
+            np.concatenate(
+                [self.usage.fixed_pages(), self.usage.transfer_pages() if moves_held else self._touched()]
+            )
             if self.usage.binds_layout
             else NO_UNITS
         )
@@ -217,16 +221,13 @@ class BandUnits:
 
     def _leave(self, first_page: int, end_page: int) -> None:
         """Make `[first_page, end_page)` the span after moves; free units that it leaves are fenced while anybody uses them."""
-        beyond = np.concatenate(
-            [
-                np.arange(self.first_page, min(first_page, self.end_page)),
-                np.arange(max(end_page, self.first_page), self.end_page),
-            ]
-        )
-        if len(beyond):
-            self._holes.clear(self.first_page, min(first_page, self.end_page))
-            self._holes.clear(max(end_page, self.first_page), self.end_page)
-            self.usage.fence(beyond)
+        below = (self.first_page, min(first_page, self.end_page))
+        above = (max(end_page, self.first_page), self.end_page)
+        for first, end in (below, above):
+            if first < end:
+                self._holes.clear(first, end)
+                if self.usage.vacated_count or not self.usage.is_clear:
+                    self.usage.fence(np.arange(first, end))
         self.first_page, self.end_page = first_page, end_page
         self.epoch += 1
 

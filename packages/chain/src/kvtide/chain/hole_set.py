@@ -17,13 +17,13 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from kvtide.chain.units import NO_UNITS, Index, Units, bounds, run_of
+from kvtide.chain.units import NO_UNITS, Units, bounds, run_of
 from kvtide.device import IntArray
 from kvtide.ledger import clone_of
 
 _BLOCK_PAGES = 64
-_FIRST_BLOCKS = 16  # looked at first where the reserve runs out
-_RESERVE_PAGES = 512  # beyond twice as many, the reserve gives its far half back to the blocks
+_FIRST_BLOCKS = 64  # looked at first where the reserve runs out
+_RESERVE_PAGES = 512  # more than a block's; beyond twice as many, the far half goes back to the blocks
 
 
 class HoleSet:
@@ -52,22 +52,26 @@ class HoleSet:
         distances, where = self._mirrored(pages)
         self._bits[where] = True
         self._page_count += len(distances)
-        if len(distances) > _RESERVE_PAGES:
-            nearest = bounds(where)[0] if isinstance(where, slice) else int(distances.min())
-            self._end_reserve_at(nearest // _BLOCK_PAGES * _BLOCK_PAGES)
-            self._flag(where)
-            return
         near = distances
-        if distances.item(distances.argmax()) >= self._reserve_end:
-            is_near = distances < self._reserve_end
-            self._flag(distances[~is_near])
-            near = distances[is_near]
+        if len(near) > _RESERVE_PAGES:
+            # A request's pages come in the order in which they were taken, mostly nearest first.
+            rises = (near[1:] > near[:-1]).all()
+            some = near if rises else np.partition(near, _RESERVE_PAGES)
+            self._end_reserve_at(_block_start(some[_RESERVE_PAGES]))
+            if rises:
+                few = int(np.searchsorted(near, self._reserve_end))
+                self._flag(near[few:])
+                near = near[:few]
+        if len(near) and near.item(near.argmax()) >= self._reserve_end:
+            is_near = near < self._reserve_end
+            self._flag(near[~is_near])
+            near = near[is_near]
         if len(near):
             reserve = np.concatenate([self._reserve, near])
             reserve.sort(kind="stable")  # merges what is sorted already
             self._reserve = reserve
             if len(reserve) > 2 * _RESERVE_PAGES:
-                self._end_reserve_at(int(reserve[_RESERVE_PAGES]) // _BLOCK_PAGES * _BLOCK_PAGES)
+                self._end_reserve_at(_block_start(reserve[_RESERVE_PAGES]))
 
     def take(self, page_count: int) -> IntArray:
         """Remove and return the `page_count` holes nearest the anchor, nearest first; there are as many."""
@@ -160,6 +164,8 @@ class HoleSet:
             step *= 4
         self._reserve = np.concatenate(parts)
         self._reserve_end = min(block, len(self._blocks)) * _BLOCK_PAGES
+        if held > page_count + 2 * _RESERVE_PAGES:
+            self._end_reserve_at(_block_start(self._reserve[page_count + _RESERVE_PAGES]))
 
     def _holes_in(self, blocks: IntArray) -> IntArray:
         """Distances of the holes in some blocks, ascending."""
@@ -179,12 +185,8 @@ class HoleSet:
         self._reserve = self._reserve[:kept]
         self._reserve_end = distance
 
-    def _flag(self, where: Index) -> None:
-        if isinstance(where, slice):
-            low, high = bounds(where)
-            self._blocks[low // _BLOCK_PAGES : high // _BLOCK_PAGES + 1] = True
-        else:
-            self._blocks[where // _BLOCK_PAGES] = True
+    def _flag(self, distances: IntArray) -> None:
+        self._blocks[distances // _BLOCK_PAGES] = True
 
     def _run(self, page: int, step: int, limit: int) -> int:
         """Holes in a row from `page` in steps of ±1, at most `limit`; looks at no more than four times as many, and 64."""
@@ -208,3 +210,7 @@ class HoleSet:
             found += count
             piece_pages *= 4
         return found
+
+
+def _block_start(distance: np.int64) -> int:
+    return int(distance) // _BLOCK_PAGES * _BLOCK_PAGES

@@ -18,18 +18,18 @@ layout serves, the one in which every band ends as low as it can does, and one p
 the right for the *ceiling*, the greatest edge from which the bands from here on can still be served; so a pass from the right
 says how far each band may reach, and whatever ends at its ceiling or lower leaves room for the rest.
 
-It takes a look at only the least of a band's spans. A float that stays has two, grown down or up; of a block, relocated or first
-placed, it is the lowest page at or behind the edge from which it holds the fixed extents, stays in range and clear of blocked
-bytes. Longer spans than needed never help: they contain a shorter one that begins no lower and ends no higher.
+So of each band only the least span needs a look. A float that stays has two, grown down or up. A block, of a float that is
+relocated or first placed, goes to the lowest page at or behind the edge from which it holds the fixed extents, stays in range
+and is clear of blocked bytes. Spans longer than needed never help: they contain one that begins no lower and ends no higher.
 
 **Fewest bytes.** To stay costs nothing, to be rearranged a sum that does not depend on where the others stand. So of two ways to
 place the bands so far, one that ends no later and costs no more is as good in every continuation, and only those that no other
 beats, in edge and cost, go on to the next band. A float that stays ends at one of two bytes whatever the edge, so their number
-grows by two a band at most. `feasible` and the check in place are one pass each, O(bands + extents); fewest bytes is
-O(bands × ways kept), at most quadratic in the bands. Nothing here depends on how many pages the arena has.
+grows by two a band at most. `feasible` is one pass and a plan in place two, O(bands + extents) once extents are in order; fewest
+bytes is O(bands × ways kept), at most quadratic in the bands. Nothing here depends on how many pages the arena has.
 
-Ties: of equal bytes the fewest bands rearranged, then the layout that ends lowest, then the one that rearranges bands of lower
-places. No set, no hash and no clock is asked, so every rank answers alike (C10).
+Ties: of equal bytes the fewest bands rearranged; of those, band by band, the way that ends lower, then that of lower places. No
+set, hash or clock is asked, so every rank answers alike (C10).
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
     1  in place      each band has its units free, or grows into the gap beside it; nobody's transfer is in the way
     2  refuse        no layout that can be reached serves: nothing has been touched
     3  recover       the schedule stream waits for the forwards that units pend or are vacated under; they are free from here on
-    4  plan          around what transfers touch; only if that fails, the host waits for transfers, and 1 to 4 begin again
+    4  plan          around what transfers touch and receives hold; only if that fails, the host waits for transfers, and 1 to 4
+                     begin again; only if none is open, held units move, and the holds with them
     5  realize       ends are compacted, floats relocated in an order in which none meets another
 
 The five steps are the only road: a take, `ensure_capacity`, and a question are one search over one snapshot, so a yes is a
@@ -29,6 +30,10 @@ log = structlog.get_logger(__name__)
 
 Spans: TypeAlias = Sequence[tuple[int, int]]
 """First and end page of each band, in chain order."""
+
+FLUSH_REACH = 16
+"""A flush for a take retreats so many times as far as the take needs: less, and the next take flushes again; more, and units move
+whose neighbours would have freed them. Measured in `benchmarks/chain_moves.py`."""
 
 TransferWaiter: TypeAlias = Callable[[Sequence[NetworkTransfer]], None]
 """Returns once each of the transfers is over on every rank and has been ended in the chain; the host waits there. It may free
@@ -97,9 +102,13 @@ class Relief:
         self._recover()
         planned = first_plan(self.snapshot(), asked, around_network=True)
         if planned is None:
-            self._end_transfers()
-            return self.make_room(asked)
-        self._realize(planned)
+            if self._end_transfers():
+                return self.make_room(asked)
+            planned = first_plan(self.snapshot(), asked, around_network=False)
+            assert planned is not None, "it fits, and only holds were in the way"
+            self._realize(planned, moves_held=True)
+        else:
+            self._realize(planned)
         return [(span.first_page, span.end_page) for span in planned.spans]
 
     def _grow_in_place(self, asked: Sequence[int]) -> Spans | None:
@@ -155,14 +164,19 @@ class Relief:
         for band in self._bands:
             band.settle_all()
 
-    def _end_transfers(self) -> None:
-        """Wait on the host for every open transfer: no layout goes around them. Quarantined ones are never waited for."""
+    def _end_transfers(self) -> bool:
+        """Wait on the host for every open transfer, around which no layout goes; false where none is open, and nobody waited.
+
+        Quarantined ones are never waited for.
+        """
         transfers = {
             signal: None
             for band in self._bands
             for signal in band.usage.signals()
             if isinstance(signal, NetworkTransfer)
         }
+        if not transfers:
+            return False
         assert self._wait_for_transfers is not None, (
             "without a waiter, layouts go around transfers or are none"
         )
@@ -176,14 +190,15 @@ class Relief:
                 f"transfers {still_open} were waited for and are still open",
                 "the waiter returned without ending them",
             )
+        return True
 
-    def _realize(self, planned: LayoutPlan) -> None:
+    def _realize(self, planned: LayoutPlan, *, moves_held: bool = False) -> None:
         if planned.step is Rearrangement.NO_MOVE:
             return
         bands = list(self._bands)
         moved_before = sum(band.moved_count for band in bands)
         for place in planned.flushed:
-            bands[place].pack_into(*bands[place].compact_span)
+            bands[place].pack_into(*self._flush_target(place, planned, moves_held=moves_held))
         spans = [band.span for band in bands]
         for place in move_order(self._bands.layout, spans, planned.spans, planned.relocated):
             target = planned.spans[place]
@@ -199,6 +214,27 @@ class Relief:
         )
 
     # ── helpers ──
+
+    def _flush_target(self, place: int, planned: LayoutPlan, *, moves_held: bool) -> tuple[int, int]:
+        """First and end page of an end once it is flushed: back `FLUSH_REACH` times as far as others need, if it can go so far."""
+        bands, layout = list(self._bands), self._bands.layout
+        band = bands[place]
+        first_page, end_page = band.compact_span(moves_held=moves_held)
+        others = [
+            (layout.bands[other].start_byte(span.first_page), layout.bands[other].start_byte(span.end_page))
+            for other, span in enumerate(planned.spans)
+            if other != place and span.page_count
+        ]
+        if band.layout.growth is Growth.UP:
+            needed = band.end_page - band.layout.highest_end_to(
+                min((start for start, _ in others), default=layout.arena_bytes)
+            )
+            return first_page, max(end_page, band.end_page - FLUSH_REACH * needed)
+        needed = (
+            band.layout.lowest_page_from(max((end for _, end in others), default=layout.prefix_bytes))
+            - band.first_page
+        )
+        return min(first_page, band.first_page + FLUSH_REACH * needed), end_page
 
     def _look(self) -> ChainSnapshot:
         bands = tuple(band.snapshot() for band in self._bands)

@@ -5,32 +5,29 @@
 
 Two accesses to the same bytes, one of them writing, must be ordered by something: one stream, an event that is waited for, or
 a host that waited. Nothing else orders them, not the order of the calls and not luck; what is left unordered is reported by
-name. Work is run late, so what is missing a wait computes wrong bytes as well.
-
-What orders: entries of one stream; `wait_event`; and the host, which orders what it waited for (or saw by a query that said
-yes) before everything it does and queues afterwards.
+name. Work is run late, so what is missing a wait computes wrong bytes as well. `modelled_order` says what orders.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from kvtide.device.byte_spans import Buffer, ByteArray, ByteSpan
-from kvtide.device.modelled_streams import Entry, ModelledEvent, ModelledStream, SeededSchedule, StreamQueues
-from kvtide.device.protocols import Event, IntArray, Mirror, Stream, UnitGrid
+from kvtide.device.modelled_order import ModelledOrder
+from kvtide.device.modelled_streams import Entry, ModelledEvent, ModelledStream
+from kvtide.device.protocols import IntArray, Mirror, Stream, UnitGrid
 from kvtide.device.race_watch import RaceWatch
-from kvtide.device.races import HostMayNotWaitError, Race
+from kvtide.device.races import Race
 from kvtide.device.running_work import RunningWork, check_copy_order, fill_span
 from kvtide.device.staging_ring import StagingRing
-from kvtide.device.vector_clocks import Clock, Timelines, Work, entry, join
+from kvtide.device.vector_clocks import Clock, Work, join
 from kvtide.device.watched_mirrors import WatchedMirrors
 
 
-class ModelledDevice:
+class ModelledDevice(ModelledOrder):
     """See the module's docstring; implements `kvtide.device.Device`.
 
     Without a seed nothing runs until it is told to: `run_next`, `run_until`, `run_all`, or a host wait, which runs what it
@@ -58,21 +55,12 @@ class ModelledDevice:
             name_units: words for units `[first, end)` of a grid, for reports: "band 'window-128' pages [4, 7)".
             memory: bytes to use as the arena instead of its own, say those of a tensor.
         """
-        if random_queries and seed is None:
-            raise ValueError("random_queries needs a seed to draw the answers from")
+        super().__init__(seed=seed, random_queries=random_queries)
         if memory is not None and len(memory) != arena_bytes:
             raise ValueError(f"an arena of {arena_bytes} bytes cannot use memory of {len(memory)}")
         self.arena_bytes = arena_bytes
-        self._timelines = Timelines()
-        self._queues = StreamQueues()
         self._watch = RaceWatch(name_units=name_units, raise_races=raise_races)
-        self._schedule = None if seed is None else SeededSchedule(seed)
-        self._random_queries = random_queries
         self._undiscovered = 0
-        self._operations: list[tuple[str, str | None]] = []
-        self._transfers: list[tuple[ModelledStream, ModelledEvent]] = []
-        self.schedule_stream = self.create_stream("schedule")
-        self.forward_stream = self.create_stream("forward")
         self.arena_buffer = Buffer(
             "the arena", np.full(arena_bytes, 0xFF, np.uint8) if memory is None else memory
         )
@@ -122,12 +110,6 @@ class ModelledDevice:
     def create_buffer(self, name: str, byte_count: int) -> Buffer:
         """More watched bytes, zero-filled: a host pool, a peer's memory."""
         return Buffer(name, np.zeros(byte_count, np.uint8))
-
-    def create_stream(self, name: str) -> ModelledStream:
-        """One more stream: a copy stream, a side stream."""
-        stream = ModelledStream(name, self._timelines.open())
-        self._queues.streams.append(stream)
-        return stream
 
     def allow_unordered(self, span: ByteSpan) -> None:
         """Report nothing about these bytes: a sink, which padded rows of any forward write and nobody's result depends on."""
@@ -180,12 +162,10 @@ class ModelledDevice:
         It begins whenever it likes from now on, behind only what the host has seen. The event's stream is named `engine`.
         """
         self._let_time_pass()
-        stream = ModelledStream(engine, self._timelines.open(), self._timelines.host_clock)
-        self._queues.streams.append(stream)
+        stream = self._open_transfer(engine)
         work = self._timelines.work(name, stream.timeline, stream.clock)
         self._queue(stream, work, reads, writes, run, discovers=False)
-        event = self.record_event(stream)
-        self._transfers.append((stream, event))
+        event = self._end_transfer(stream)
         self._watch.note(work, reads, writes, self._floor())
         return event
 
@@ -257,69 +237,6 @@ class ModelledDevice:
         """
         self._staging.return_all()
 
-    # ── order ──
-
-    def record_event(self, stream: Stream) -> ModelledEvent:
-        """See `Device.record_event`."""
-        own = self._own(stream)
-        self._let_time_pass()
-        clock = self._timelines.now(own.timeline, own.clock)
-        return ModelledEvent(own, own.queued_count, clock)
-
-    def wait_event(self, stream: Stream, event: Event) -> None:
-        """See `Device.wait_event`."""
-        own, reached = self._own(stream), _modelled(event)
-        self._let_time_pass()
-        own.clock = join(own.clock, reached.clock)
-        self._queues.queue(own, Entry(event=reached))
-
-    def query_event(self, event: Event) -> bool:
-        """See `Device.query_event`: whether it has been reached, or see `random_queries`. A yes counts as seen by the host."""
-        reached = _modelled(event)
-        self._let_time_pass()
-        if self._random_queries and self._schedule is not None and not self.host_has_seen(reached):
-            if self._schedule.random.random() < 0.5:
-                return False
-            self._queues.run_until(reached)
-        if not self._queues.is_reached(reached):
-            return False
-        self._host_sees(reached.clock)
-        return True
-
-    def wait_on_host(self, event: Event) -> None:
-        """See `Device.wait_on_host`: runs what the event needs. Raises `HostMayNotWaitError` inside `no_host_waits`."""
-        reached = _modelled(event)
-        self._refuse(f"wait for stream {reached.stream.name!r}", reached.stream.name)
-        self._let_time_pass()
-        self._queues.run_until(reached)
-        self._host_sees(reached.clock)
-
-    def synchronize(self) -> None:
-        """The host waits for everything queued so far."""
-        self._refuse("wait for every stream")
-        self.run_all()
-        for stream in list(self._queues.streams):
-            self._host_sees(self._timelines.now(stream.timeline, stream.clock))
-
-    def host_has_seen(self, event: Event) -> bool:
-        """Whether the host has waited for `event`, or for something behind it; runs nothing and asks no device."""
-        reached = _modelled(event)
-        timeline = reached.stream.timeline
-        return entry(reached.clock, timeline) <= entry(self._timelines.host_clock, timeline)
-
-    @contextmanager
-    def no_host_waits(self, operation: str, *, except_on: str | None = None) -> Iterator[None]:
-        """Inside, device reads and host waits raise `HostMayNotWaitError`, which names `operation` (row V3).
-
-        `except_on` names the one stream that the host may wait for all the same: "network" for transfers. Queries, uploads
-        and whatever is queued are no waits. Scopes nest; each must agree.
-        """
-        self._operations.append((operation, except_on))
-        try:
-            yield
-        finally:
-            self._operations.pop()
-
     # ── the host's own hands ──
 
     def read_on_host(self, span: ByteSpan, *, name: str = "the host") -> ByteArray:
@@ -334,26 +251,6 @@ class ModelledDevice:
         """Fill watched bytes, as `RunningWork.write`; a race unless the host has seen the end of whatever touches them."""
         fill_span(span, values)
         self._note_host(name, writes=(span,))
-
-    # ── time ──
-
-    def ready_streams(self) -> list[ModelledStream]:
-        """Streams, and transfers, whose next work can run now."""
-        return self._queues.ready()
-
-    def run_next(self, stream: Stream) -> bool:
-        """Run the next work of a stream; false when there is none, or it waits for an event."""
-        return self._queues.run_next(self._own(stream))
-
-    def run_until(self, event: Event) -> None:
-        """Run what `event` needs and nothing else; the host learns nothing of it."""
-        self._queues.run_until(_modelled(event))
-
-    def run_all(self) -> None:
-        """Run everything queued, one work of each ready stream in turn."""
-        while ready := self._queues.ready():
-            for stream in ready:
-                self._queues.run_next(stream)
 
     # ── helpers ──
 
@@ -394,36 +291,3 @@ class ModelledDevice:
         self, name: str, *, reads: Sequence[ByteSpan] = (), writes: Sequence[ByteSpan] = ()
     ) -> None:
         self._watch.note(self._timelines.host_work(name), reads, writes, self._floor())
-
-    def _host_sees(self, clock: Clock) -> None:
-        self._timelines.host_sees(clock)
-        for stream, end in self._transfers[:]:
-            if self.host_has_seen(end):
-                self._transfers.remove((stream, end))
-                self._queues.streams.remove(stream)
-                self._timelines.close(stream.timeline)
-
-    def _let_time_pass(self) -> None:
-        if self._schedule is not None:
-            self._schedule.pass_time(self._queues)
-
-    def _refuse(self, action: str, stream_name: str | None = None) -> None:
-        for operation, except_on in self._operations:
-            if stream_name is None or stream_name != except_on:
-                raise HostMayNotWaitError(
-                    f"{operation} may not {action}: inside it the host reads no device memory and waits for no stream"
-                    + ("" if except_on is None else f" but {except_on!r}")
-                )
-
-    def _own(self, stream: Stream) -> ModelledStream:
-        if not isinstance(stream, ModelledStream):
-            raise TypeError(
-                f"stream {stream.name!r} is not one of this device: use its streams, or create_stream"
-            )
-        return stream
-
-
-def _modelled(event: Event) -> ModelledEvent:
-    if not isinstance(event, ModelledEvent):
-        raise TypeError(f"an event of stream {event.stream.name!r} was recorded on another kind of device")
-    return event

@@ -5,6 +5,10 @@ waits for the device on the host inside an operation; what it needs ordered, it 
 
 An implementation owns one arena of bytes and any number of *mirrors*: int32 tables whose truth lies on the host and whose
 copies kernels read (decision D1).
+
+The host's maps run ahead of the device: a page that the host has moved, zeroed or handed out is so on the device only once the
+schedule stream gets there. Forwards are ordered behind it by their launch. Whoever copies pages on a stream of its own, to a
+host pool or to a peer, waits for the schedule stream's position at submission besides the forward stream's.
 """
 
 from __future__ import annotations

@@ -240,6 +240,13 @@ _ALL = (
         holds="At idle every mirror holds what the host's table holds.",
     ),
     Invariant(
+        id="storage.translated_ids",
+        guard="storage",
+        checked_from=_WARN,
+        fatal=False,
+        holds="Every id that a forward translates is masked or lies in its table.",
+    ),
+    Invariant(
         id="storage.leak",
         guard="storage",
         holds="At idle, the units held are those that the rows in use hold.",

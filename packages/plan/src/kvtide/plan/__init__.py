@@ -25,10 +25,18 @@ from kvtide.plan.layout import ArenaLayout, BandLayout, Growth, PageSpan, growth
 from kvtide.plan.lifetime import ChunkLifetime, FullLifetime, Lifetime, StateLifetime, WindowLifetime
 from kvtide.plan.stages import split_stages
 from kvtide.plan.storage_plan import KVStoragePlan, SubPool, SubPoolKind, TreeSlot
-from kvtide.plan.unit import ALIGNMENT_BYTES, MOVE_SCRATCH_BYTES, Plane, UnitLayout, align_up
+from kvtide.plan.unit import (
+    ALIGNMENT_BYTES,
+    GPU_SCRATCH_BYTES,
+    MOVE_SCRATCH_BYTES,
+    Plane,
+    UnitLayout,
+    align_up,
+)
 
 __all__ = [
     "ALIGNMENT_BYTES",
+    "GPU_SCRATCH_BYTES",
     "KNOWN_MODEL_TYPES",
     "KV_FORMATS",
     "MOVE_SCRATCH_BYTES",

@@ -20,7 +20,15 @@ ALIGNMENT_BYTES = 16
 """Grain of planes, units and origins: the widest vector load that kernels use."""
 
 MOVE_SCRATCH_BYTES = 1 << 20
-"""Most bytes that a device holds beside the arena while it moves units; charged to every budget, spent in `kvtide.arena`."""
+"""Most bytes that a CPU device holds beside arena and mirrors while it moves units; charged to its budget, spent in
+`kvtide.arena`."""
+
+GPU_SCRATCH_BYTES = 33 << 20
+"""The same of a GPU: 1 MiB for ids on their way, and 32 through which a band passes that moves over itself.
+
+Each filling is two launches, tens of microseconds of the host whatever it holds. To read and write 32 MiB takes a GPU of 4 TB/s
+16 µs, so the launches keep up; with 1 MiB it would wait for them nearly all the time.
+"""
 
 
 def align_up(byte_count: int) -> int:

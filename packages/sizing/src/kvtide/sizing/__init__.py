@@ -23,6 +23,7 @@ from kvtide.sizing.policy import (
     ChunkReads,
     ServingPolicy,
 )
+from kvtide.sizing.resident import resident_demand
 from kvtide.sizing.sized_plan import BandTarget, FixedAllocation, SizedPlan
 
 __all__ = [
@@ -47,6 +48,7 @@ __all__ = [
     "mirror_lengths",
     "request_demand",
     "requests_that_fit",
+    "resident_demand",
     "size_plan",
     "size_stages",
 ]

@@ -114,7 +114,7 @@ def request_demand(
             page's end and on the grid; the policy keeps checkpoints and the plan has none, or a chunk is shorter than their
             interval, so that none could be taken.
     """
-    _check_positive(prompt_tokens=prompt_tokens, output_tokens=output_tokens, chunk_tokens=chunk_tokens)
+    check_positive(prompt_tokens=prompt_tokens, output_tokens=output_tokens, chunk_tokens=chunk_tokens)
     grid = _checked_grid(plan, chunk_tokens, policy)
     _check_cached(cached_tokens, prompt_tokens, grid or 1, plan.page_tokens)
     rule = DEMAND_RULES[purpose]
@@ -140,7 +140,7 @@ def context_demand(
 
     The worst split of one band need not be that of another. Raises what `request_demand` raises.
     """
-    _check_positive(context_tokens=context_tokens, chunk_tokens=chunk_tokens)
+    check_positive(context_tokens=context_tokens, chunk_tokens=chunk_tokens)
     longest = _Life(
         begin=0,
         first=0,
@@ -204,7 +204,8 @@ def _before_turn(first_page: Callable[[int], int], last: int) -> int:
     return last_that(lambda prompt: prompt == 1 or first_page(prompt) < turned, 1, last)
 
 
-def _check_positive(**counts: int) -> None:
+def check_positive(**counts: int) -> None:
+    """Raise `SizingError` for a count that is no positive integer, by its name."""
     for name, value in counts.items():
         if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
             raise SizingError(f"{name} must be a positive integer, found {value!r}")

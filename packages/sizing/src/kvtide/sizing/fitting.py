@@ -26,8 +26,20 @@ def mirror_lengths(layout: ArenaLayout, *, max_running_requests: int, pages_per_
     return lengths
 
 
-def requests_that_fit(layout: ArenaLayout, demand: KVDemand) -> int:
-    """How many requests of `demand` the arena holds at once, each at its peak (*admitted at peak*)."""
+def requests_that_fit(layout: ArenaLayout, demand: KVDemand, *, beside: KVDemand | None = None) -> int:
+    """How many requests of `demand` the arena holds at once beside what others hold, such as a prefix that they share.
+
+    With the demand of `request_demand` that is *admitted at peak*, with that of `resident_demand` *resident now*. 0 where not even
+    `beside` fits.
+    """
+    held = (0,) * len(layout.bands) if beside is None else beside.units
+
+    def fit(count: int) -> bool:
+        return (
+            pack(layout, [count * units + more for units, more in zip(demand.units, held, strict=True)])
+            is not None
+        )
+
     # A request that takes nothing, its whole prefix cached elsewhere, is bounded by its rows alone.
     largest = min(
         (
@@ -37,9 +49,7 @@ def requests_that_fit(layout: ArenaLayout, demand: KVDemand) -> int:
         ),
         default=0,
     )
-    return last_that(
-        lambda count: pack(layout, [count * units for units in demand.units]) is not None, 0, largest
-    )
+    return last_that(fit, 0, largest)
 
 
 def smallest_arena(plan: KVStoragePlan, units: Sequence[int]) -> int:

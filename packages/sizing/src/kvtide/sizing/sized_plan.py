@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import attrs
 
-from kvtide.plan import ArenaLayout, KVStoragePlan
+from kvtide.plan import ArenaLayout, KVStoragePlan, pack
+from kvtide.sizing.clip import longest_that_fits, prompt_period
 from kvtide.sizing.demand import DemandPurpose, KVDemand, context_demand, request_demand
 from kvtide.sizing.policy import ServingPolicy
+from kvtide.sizing.resident import resident_demand
 
 
 @attrs.frozen(kw_only=True)
@@ -108,4 +110,41 @@ class SizedPlan:
         """`context_demand` under this plan's chunk and policy."""
         return context_demand(
             self.plan, context_tokens=context_tokens, chunk_tokens=self.chunk_tokens, policy=self.policy
+        )
+
+    def resident_demand(self, written_tokens: int) -> KVDemand:
+        """`resident_demand` under this plan's policy."""
+        return resident_demand(self.plan, written_tokens=written_tokens, policy=self.policy)
+
+    def fits_alone(self, *, prompt_tokens: int, output_tokens: int) -> bool:
+        """Whether an arena that holds nothing else serves such a request to its end. Raises what `request_demand` raises."""
+        demand = self.demand(prompt_tokens=prompt_tokens, output_tokens=output_tokens)
+        return (
+            prompt_tokens + output_tokens <= self.max_context_tokens
+            and pack(self.layout, demand.units) is not None
+        )
+
+    def max_new_tokens_for_memory(self, prompt_tokens: int) -> int:
+        """The *memory clip*: most output tokens with which a request of this prompt fits alone; 0 where not one does.
+
+        Raises what `request_demand` raises.
+        """
+        if not self.fits_alone(prompt_tokens=prompt_tokens, output_tokens=1):
+            return 0
+        return longest_that_fits(
+            lambda output: self.fits_alone(prompt_tokens=prompt_tokens, output_tokens=output),
+            self.max_context_tokens - prompt_tokens,
+        )
+
+    def max_prompt_tokens_for_memory(self, output_tokens: int) -> int:
+        """The longest prompt with which a request of this output fits alone; 0 where none does.
+
+        Raises what `request_demand` raises. On a grid of checkpoints a shorter prompt may still need more than it: the last chunk of
+        some prompts is the longest there is.
+        """
+        self.demand(prompt_tokens=1, output_tokens=output_tokens)
+        return longest_that_fits(
+            lambda prompt: self.fits_alone(prompt_tokens=prompt, output_tokens=output_tokens),
+            self.max_context_tokens - output_tokens,
+            prompt_period(self.plan, self.policy),
         )

@@ -1,0 +1,259 @@
+"""Random schedulers on the allocator that ships, checked after every step.
+
+`kvtide stress --seeds 0:200` runs seeds; what fails is written to a file that `kvtide stress --replay FILE` runs again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+import rich.box
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
+from rich.table import Table
+
+from kvtide.simulation.actions import installed_operations
+from kvtide.simulation.cases import Case, installed_versions, load_case, save_case
+from kvtide.simulation.failures import CHECKS
+from kvtide.simulation.run import Run, run_actions
+from kvtide.simulation.shrinking import shrink
+from kvtide.simulation.sweep import SeedRun, Totals, quiet_logs, sweep
+
+SHOWN_ACTIONS = 40
+"""Of a failing run; the rest is in its file."""
+
+MOST_SEEDS = 1_000_000
+"""Of one call."""
+
+
+def parse_seeds(_ctx: click.Context, _param: click.Parameter, value: str) -> range:
+    """`A:B` as a range, or `A` alone."""
+    found = re.fullmatch(r"(\d{1,18})(?::(\d{1,18}))?", value.strip(), re.ASCII)
+    seeds = range(0)
+    if found is not None:
+        first = int(found[1])
+        seeds = range(first, first + 1 if found[2] is None else int(found[2]))
+    if not 0 < len(seeds) <= MOST_SEEDS:
+        raise click.BadParameter(
+            f"must be A:B, seeds from A up to B, at least one and at most {MOST_SEEDS}, found {value[:40]!r}"
+        )
+    return seeds
+
+
+@click.command(name="stress", context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--seeds",
+    default="0:100",
+    show_default=True,
+    metavar="A:B",
+    callback=parse_seeds,
+    help="Seeds A to B − 1.",
+)
+@click.option(
+    "--ops",
+    "action_count",
+    type=click.IntRange(1, 100_000),
+    default=300,
+    show_default=True,
+    help="Actions a seed.",
+)
+@click.option(
+    "--jobs",
+    type=click.IntRange(1, 1_024),
+    default=os.cpu_count() or 1,
+    help="Processes.  [default: one a core]",
+)
+@click.option(
+    "--minimize", is_flag=True, help="Shrink each failure to a minimal one; takes a minute or so each."
+)
+@click.option(
+    "--out",
+    "folder",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("kvtide-stress"),
+    show_default=True,
+    help="Folder for failing cases; made when there is one.",
+)
+@click.option(
+    "--replay",
+    "replayed",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Run this case instead of seeds.",
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout instead of tables.")
+@click.pass_context
+def command(
+    context: click.Context,
+    *,
+    seeds: range,
+    action_count: int,
+    jobs: int,
+    minimize: bool,
+    folder: Path,
+    replayed: Path | None,
+    as_json: bool,
+) -> None:
+    """Run random schedulers on the allocator that ships; exit status 1 when a check fails."""
+    quiet_logs()
+    try:
+        installed_operations()
+    except (ValueError, TypeError, ImportError) as error:
+        raise click.ClickException(str(error)) from error
+    if replayed is not None:
+        has_failed = _replay(replayed, minimize=minimize, folder=folder, as_json=as_json)
+    else:
+        has_failed = _sweep(seeds, action_count, jobs=jobs, minimize=minimize, folder=folder, as_json=as_json)
+    if has_failed:
+        context.exit(1)
+
+
+def _sweep(
+    seeds: range, action_count: int, *, jobs: int, minimize: bool, folder: Path, as_json: bool
+) -> bool:
+    totals, files = Totals(), dict[int, Path]()
+    stderr = Console(stderr=True)
+    start = time.perf_counter()
+    with _progress(stderr, len(seeds)) as advance:
+        for result in sweep(seeds, action_count, jobs=jobs, minimize=minimize):
+            totals.add(result)
+            if result.run.failure is not None:
+                files[result.seed] = _save(result, folder)
+                stderr.print(
+                    f"seed {result.seed}: {escape(str(result.run.failure))}", highlight=False, soft_wrap=True
+                )
+            advance()
+    seconds = time.perf_counter() - start
+    if as_json:
+        click.echo(json.dumps(_document(totals, seconds, files), ensure_ascii=False))
+    else:
+        _print_totals(Console(), totals, seconds)
+        for result in totals.failed:
+            _print_failure(Console(), result.shrunk or result.run, f"seed {result.seed}", files[result.seed])
+    return bool(totals.failed)
+
+
+def _replay(path: Path, *, minimize: bool, folder: Path, as_json: bool) -> bool:
+    try:
+        case = load_case(path)
+        run = run_actions(case.scenario, case.actions)
+    except (OSError, ValueError) as error:
+        raise click.UsageError(f"--replay {str(path)!r}: {error}") from error
+    console, stderr = Console(), Console(stderr=True)
+    if dict(case.versions) != installed_versions():
+        stderr.print(
+            f"found with {dict(case.versions)}, replayed with {installed_versions()}",
+            highlight=False,
+            soft_wrap=True,
+        )
+    where = path
+    if run.failure is not None and minimize:
+        run = shrink(run, installed_operations())
+        folder.mkdir(parents=True, exist_ok=True)
+        where = folder / f"{path.stem}-minimal.json"
+        save_case(where, Case.of(run, case.seed))
+    if as_json:
+        document = {"failure": None if run.failure is None else run.failure.document(), "file": str(where)}
+        click.echo(json.dumps(document, ensure_ascii=False))
+    elif run.failure is not None:
+        _print_failure(console, run, "the case", where)
+    else:
+        was = "nothing" if case.failure is None else case.failure.check
+        console.print(
+            f"{len(run.actions)} actions, every check held (when the case was written, {was} failed)",
+            highlight=False,
+        )
+    return run.failure is not None
+
+
+@contextmanager
+def _progress(console: Console, seed_count: int) -> Iterator[Any]:
+    """A bar on a terminal, nothing elsewhere; yields what to call after each seed."""
+    columns = [*Progress.get_default_columns()[:-1], MofNCompleteColumn(), TimeElapsedColumn()]
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("seeds", total=seed_count)
+        yield lambda: progress.advance(task)
+
+
+def _save(result: SeedRun, folder: Path) -> Path:
+    """Write a failure, minimal if it was shrunk; its file."""
+    path = folder / f"seed-{result.seed}.json"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        save_case(path, Case.of(result.shrunk or result.run, result.seed))
+    except OSError as error:
+        raise click.UsageError(f"--out {str(folder)!r}: {error.strerror or error}") from error
+    return path
+
+
+def _print_totals(console: Console, totals: Totals, seconds: float) -> None:
+    table = Table(box=rich.box.SIMPLE_HEAD, title="what the operations met", title_justify="left")
+    table.add_column("operation")
+    table.add_column("outcome")
+    table.add_column("times", justify="right")
+    last = ""
+    for (operation, outcome), times in sorted(totals.coverage.items()):
+        table.add_row(operation if operation != last else "", escape(outcome), f"{times:,}")
+        last = operation
+    console.print(table)
+    facts = ", ".join(f"{count:,} {fact}" for fact, count in sorted(totals.facts.items()))
+    console.print(facts, highlight=False, soft_wrap=True)
+    failed = f"{len(totals.failed)} failed" if totals.failed else "every check held"
+    console.print(
+        f"{totals.seeds:,} seeds, {totals.actions:,} actions in {seconds:.1f} s, "
+        f"{totals.actions / seconds:,.0f} a second: {failed}",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def _print_failure(console: Console, run: Run, name: str, path: Path) -> None:
+    assert run.failure is not None, "only failures are printed"
+    console.rule(f"{name}: {run.failure.check}", align="left")
+    lines = [
+        f"[bold]{escape(run.failure.message)}[/bold]",
+        f"breaks: {CHECKS[run.failure.check]}",
+        f"in: {escape(str(run.scenario))}",
+        *(
+            f"{place:4} {escape(str(action))}"
+            for place, action in list(enumerate(run.actions))[-SHOWN_ACTIONS:]
+        ),
+        f"replay: kvtide stress --replay {escape(str(path))}",
+    ]
+    if len(run.actions) > SHOWN_ACTIONS:
+        lines.insert(3, f"     … {len(run.actions) - SHOWN_ACTIONS} actions before")
+    for line in lines:
+        console.print(line, highlight=False, soft_wrap=True)
+
+
+def _document(totals: Totals, seconds: float, files: dict[int, Path]) -> dict[str, Any]:
+    coverage: dict[str, dict[str, int]] = {}
+    for (operation, outcome), times in sorted(totals.coverage.items()):
+        coverage.setdefault(operation, {})[outcome] = times
+    return {
+        "seeds": totals.seeds,
+        "actions": totals.actions,
+        "seconds": round(seconds, 3),
+        "actions_per_second": round(totals.actions / seconds, 1),
+        "versions": installed_versions(),
+        "coverage": coverage,
+        "facts": dict(sorted(totals.facts.items())),
+        "failures": [
+            {
+                "seed": result.seed,
+                **(result.run.failure.document() if result.run.failure is not None else {}),
+                "actions": len(result.run.actions),
+                "minimal_actions": None if result.shrunk is None else len(result.shrunk.actions),
+                "file": str(files[result.seed]),
+            }
+            for result in totals.failed
+        ],
+    }

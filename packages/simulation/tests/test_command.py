@@ -1,0 +1,101 @@
+"""`kvtide stress` as people and programs call it."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from kvtide.simulation.command import command
+
+from .canaries import CANARIES
+
+
+def stress(*arguments: object) -> Result:
+    return CliRunner().invoke(command, [str(argument) for argument in arguments], terminal_width=110)
+
+
+@pytest.mark.requirement("X1")
+def test_seeds_that_hold_end_in_a_table_and_a_figure() -> None:
+    """What the operations met is printed: a green run that met nothing says nothing."""
+    result = stress("--seeds", "0:4", "--ops", 80, "--jobs", 1)
+    assert result.exit_code == 0, result.output
+    assert re.search(r"launch +launched", result.stdout)
+    assert re.search(r"4 seeds, 320 actions in [\d.]+ s, [\d,]+ a second: every check held", result.stdout)
+
+
+@pytest.mark.requirement("X1")
+def test_processes_share_seeds_and_find_what_one_finds() -> None:
+    """Jobs change the time and nothing else."""
+    alone, together = (stress("--seeds", "3:9", "--ops", 40, "--jobs", jobs, "--json") for jobs in (1, 2))
+    assert (alone.exit_code, together.exit_code) == (0, 0)
+    first, second = json.loads(alone.stdout), json.loads(together.stdout)
+    assert first["coverage"] == second["coverage"]
+    assert (first["seeds"], first["actions"], first["failures"]) == (6, 240, [])
+    assert first["actions_per_second"] > 0
+    assert set(first["versions"]) >= {"kvtide-chain", "kvtide-simulation"}
+
+
+@pytest.mark.requirement("X1")
+def test_a_failure_is_shown_kept_and_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exit status 1, the minimal actions, and a file that fails alike until the fault is mended."""
+    CANARIES["a row is not staged"].plant(monkeypatch)
+    result = stress("--seeds", "0", "--ops", 100, "--jobs", 1, "--minimize", "--out", tmp_path / "found")
+    assert result.exit_code == 1
+    assert "seed 0: stale_mirror" in result.stdout
+    path = tmp_path / "found" / "seed-0.json"
+    assert f"kvtide stress --replay {path}" in result.stdout.replace("\n", "")
+    again = stress("--replay", path)
+    assert again.exit_code == 1
+    assert "the case: stale_mirror" in again.stdout
+    as_json = stress("--replay", path, "--json")
+    assert json.loads(as_json.stdout)["failure"]["check"] == "stale_mirror"
+    monkeypatch.undo()
+    mended = stress("--replay", path)
+    assert mended.exit_code == 0
+    assert "every check held (when the case was written, stale_mirror failed)" in mended.stdout
+
+
+def test_a_case_can_be_made_minimal_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sweeps need not spend time on it."""
+    CANARIES["one rank frees nothing"].plant(monkeypatch)
+    assert stress("--seeds", "0", "--ops", 100, "--jobs", 1, "--out", tmp_path).exit_code == 1
+    result = stress("--replay", tmp_path / "seed-0.json", "--minimize", "--out", tmp_path)
+    assert result.exit_code == 1
+    smaller = json.loads((tmp_path / "seed-0-minimal.json").read_text(encoding="utf-8"))
+    assert len(smaller["actions"]) <= 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["--seeds", "5:5"], "seeds from A up to B"),
+        (["--seeds", "x"], "seeds from A up to B"),
+        (["--seeds", "0:99999999"], "at most 1000000"),
+        (["--ops", "0"], "0"),
+        (["--replay", "no-such-file.json"], "No such file"),
+    ],
+)
+def test_a_wrong_call_says_what_is_wrong(arguments: list[str], why: str) -> None:
+    """Status 2, as every command of kvtide."""
+    result = stress(*arguments)
+    assert result.exit_code == 2
+    assert why in " ".join(result.output.split())
+
+
+def test_a_case_of_other_versions_is_replayed_with_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may hold because the fault is mended, or because the code around it is another."""
+    CANARIES["a row is not staged"].plant(monkeypatch)
+    stress("--seeds", "0", "--ops", 60, "--jobs", 1, "--out", tmp_path)
+    path = tmp_path / "seed-0.json"
+    document = json.loads(path.read_text(encoding="utf-8"))
+    document["versions"]["kvtide-chain"] = "0.0.1"
+    path.write_text(json.dumps(document), encoding="utf-8")
+    result = stress("--replay", path)
+    assert result.exit_code == 1
+    assert "'kvtide-chain': '0.0.1'" in result.stderr.replace("\n", "")

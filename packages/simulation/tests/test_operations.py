@@ -1,0 +1,76 @@
+"""Operations as plug-ins: found by entry point, matched by what they can do."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvtide.simulation import OPERATION_GROUP, Operation, installed_operations, run_seed
+
+from .entry_points import write_entry_points
+
+BACKUP = """
+class Backup:
+    name = "backup"
+    weight = 50
+
+    def generate(self, rng, world):
+        return {"request": rng.randrange(8)} if world.requests else None
+
+    def apply(self, world, numbers):
+        return "copied" if world.requests else "nobody"
+
+
+OPERATIONS = [Backup()]
+TWICE = [Backup(), Backup()]
+NONE = [print]
+"""
+
+
+def install(folder: Path, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    """A distribution that brings what `value` names."""
+    (folder / "backup_operations.py").write_text(BACKUP)
+    write_entry_points(folder, "kvtide-backup", {OPERATION_GROUP: {"backup": value}})
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.delitem(sys.modules, "backup_operations", raising=False)
+    importlib.invalidate_caches()
+
+
+@pytest.mark.requirement("X1")
+def test_another_package_brings_operations_without_being_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operations: dict[str, Operation]
+) -> None:
+    """Host copies and transfers live in packages that know the simulation; the simulation knows none of them."""
+    install(tmp_path, monkeypatch, "backup_operations:OPERATIONS")
+    found = installed_operations()
+    assert set(found) == {*operations, "backup"}
+    assert list(found) == sorted(found)
+    run = run_seed(0, 60, found)
+    assert run.failure is None
+    assert run.coverage["backup", "copied"] > 5
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "why"),
+    [
+        ("backup_operations:TWICE", ValueError, "two operations are called 'backup'"),
+        ("backup_operations:NONE", TypeError, "is no operation"),
+    ],
+)
+def test_what_cannot_be_an_operation_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str, error: type[Exception], why: str
+) -> None:
+    """Where it comes from is in the message."""
+    install(tmp_path, monkeypatch, value)
+    with pytest.raises(error, match=why):
+        installed_operations()
+
+
+def test_without_any_operation_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A source tree on the path has no entry points."""
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: ())
+    with pytest.raises(ValueError, match="install kvtide-simulation"):
+        installed_operations()

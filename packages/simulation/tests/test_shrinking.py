@@ -1,0 +1,86 @@
+"""Failures become minimal, and files that run again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kvtide.simulation import Case, Operation, Run, load_case, run_actions, run_seed, save_case, shrink
+
+from .canaries import CANARIES
+
+
+def failing_run(name: str, monkeypatch: pytest.MonkeyPatch, operations: dict[str, Operation]) -> Run:
+    CANARIES[name].plant(monkeypatch)
+    runs = (run_seed(seed, 150, operations) for seed in range(20))
+    return next(run for run in runs if run.failure is not None and run.failure.check == CANARIES[name].check)
+
+
+@pytest.mark.requirement("X1")
+@pytest.mark.parametrize(
+    ("name", "most_actions"),
+    [("a settle does not wait", 8), ("a row is not staged", 4), ("one rank frees nothing", 3)],
+)
+def test_a_failure_shrinks_to_a_handful_of_actions_that_are_all_needed(
+    name: str, most_actions: int, monkeypatch: pytest.MonkeyPatch, operations: dict[str, Operation]
+) -> None:
+    """What is left can be read, runs again alike, and none of it can be left out."""
+    run = failing_run(name, monkeypatch, operations)
+    small = shrink(run, operations)
+    assert run.failure is not None
+    assert small.failure is not None
+    assert small.failure.check == run.failure.check
+    assert len(small.actions) <= min(most_actions, len(run.actions))
+    assert len(small.scenario.bands) <= 2
+    assert run_actions(small.scenario, small.actions, operations) == small
+    for place in range(len(small.actions)):
+        rest = run_actions(small.scenario, small.actions[:place] + small.actions[place + 1 :], operations)
+        assert rest.failure is None or rest.failure.check != small.failure.check
+    monkeypatch.undo()
+    assert run_actions(small.scenario, small.actions, operations).failure is None
+
+
+def test_a_shrink_that_may_try_nothing_leaves_the_run_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, operations: dict[str, Operation]
+) -> None:
+    """Tries bound what a shrink costs."""
+    run = failing_run("a row is not staged", monkeypatch, operations)
+    assert shrink(run, operations, most_tries=0) == run
+    assert len(shrink(run, operations, most_tries=30).actions) < len(run.actions)
+
+
+@pytest.mark.requirement("X1")
+def test_a_case_is_a_file_that_runs_again(
+    monkeypatch: pytest.MonkeyPatch, operations: dict[str, Operation], tmp_path: Path
+) -> None:
+    """One action a line, so that people can read and cut it."""
+    run = failing_run("a row is not staged", monkeypatch, operations)
+    case = Case.of(run, seed=7)
+    path = tmp_path / "case.json"
+    save_case(path, case)
+    loaded = load_case(path)
+    assert loaded == case
+    assert run_actions(loaded.scenario, loaded.actions, operations).failure == run.failure
+    text = path.read_text(encoding="utf-8")
+    assert sum(line.lstrip().startswith('{"do": ') for line in text.splitlines()) == len(run.actions)
+    assert '"kvtide-chain": ' in text
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "JSONDecodeError"),
+        ("[]", "TypeError"),
+        ("{}", "KeyError: 'format'"),
+        ('{"format": 99}', "its format is 99, this version reads 1"),
+        ('{"format": 1, "scenario": {"bands": []}}', "KeyError"),
+    ],
+)
+def test_a_file_that_is_no_case_is_refused_with_the_reason(tmp_path: Path, text: str, why: str) -> None:
+    """Files come from other versions and from editors."""
+    path = tmp_path / "case.json"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match=r"case\.json holds no case: ") as error:
+        load_case(path)
+    assert why in str(error.value)
