@@ -17,12 +17,12 @@ class Fault(enum.Enum):
 
     NONE = "every wait is made"
     UPLOAD = "forwards do not wait for the upload"
-    BARRIER = "uploads do not wait for the forward before"
+    BARRIER = "what follows a launch does not wait for its forward"
     MOVE = "moves wait for no forward"
 
 
 class LateDevice:
-    """Every call but four goes to the device behind it."""
+    """Every call but five goes to the device behind it."""
 
     def __init__(self, place: Place, device: TensorDevice, draw: random.Random, fault: Fault) -> None:
         """Late as `draw` says."""
@@ -33,14 +33,23 @@ class LateDevice:
         self._held: list[Event] = []
         """What the schedule stream was told to wait for since it last did something."""
         self._is_late = False
+        self._forward_has_just_ended = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._device, name)
 
+    def record_event(self, stream: Stream) -> Event:
+        """As the device does."""
+        self._forward_has_just_ended = stream is self._device.forward_stream
+        return self._device.record_event(stream)
+
     def wait_event(self, stream: Stream, event: Event) -> None:
         """The schedule stream's waits are held back until it is told to do something."""
+        # The barrier follows the event of the forward that it stands behind.
+        is_barrier, self._forward_has_just_ended = self._forward_has_just_ended, False
         if stream is self._device.schedule_stream:
-            self._held.append(event)
+            if not (is_barrier and self._fault is Fault.BARRIER):
+                self._held.append(event)
         elif self._fault is not Fault.UPLOAD:
             self._device.wait_event(stream, event)
 
@@ -59,8 +68,6 @@ class LateDevice:
 
     def upload(self, stream: Stream) -> int:
         """Behind its waits, and late; then the dice are thrown anew."""
-        if self._fault is Fault.BARRIER:
-            self._held.clear()
         self._wait()
         self._be_late()
         count = self._device.upload(stream)

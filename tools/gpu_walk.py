@@ -181,8 +181,8 @@ class Walk:
         assert view is not None
         assert ids.state_slots is not None
         plane = view.planes["recurrent"].unsqueeze(1)
-        self.errors += (gather_tokens(plane, ids.state_slots) != starts[:, None]).sum()
-        write_tokens(plane, ids.state_slots, ends[:, None].expand(-1, plane.shape[2]).float())
+        self.errors += (gather_tokens(plane, ids.state_slots.slots) != starts[:, None]).sum()
+        write_tokens(plane, ids.state_slots.slots, ends[:, None].expand(-1, plane.shape[2]).float())
 
 
 def entry(requests: torch.Tensor, positions: torch.Tensor, layer: int) -> torch.Tensor:

@@ -395,7 +395,7 @@ def test_statistics_say_what_is_held_and_promised() -> None:
     row = admitted(storage, 8, 6)
     statistics = storage.statistics()
     assert (statistics.rows_in_use, statistics.free_rows) == (1, 5)
-    assert statistics.promised_units == dict(
+    assert statistics.admitted_at_peak == dict(
         zip(
             ("state", "window-5", "full"),
             storage.sized.demand(prompt_tokens=8, output_tokens=6).units,

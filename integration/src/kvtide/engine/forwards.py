@@ -11,14 +11,13 @@ stream's work may run; on other devices torch does the queueing.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 import attrs
 import numpy as np
 import torch
 
-from kvtide.arena import CUDAStream, TensorDevice
+from kvtide.arena import TensorDevice
 from kvtide.device import ByteSpan, IntArray, UnitGrid
 from kvtide.engine.batch import ForwardBatch, inputs_of_device
 from kvtide.engine.hand_off import HandBack, HandOff
@@ -121,15 +120,11 @@ class TorchForwards:
     def launch(self, forward: LaunchedForward, step: PreparedStep) -> SharedReadEnds:
         """See `ForwardQueue.launch`."""
         ends = SharedReadEnds(self._device, [BACKEND])
-        with self._on_forward_stream():
+        with self._device.on_stream(self._device.forward_stream):
             forward.resolve()
             ends.declare(BACKEND)
             forward.run()
         return ends
-
-    def _on_forward_stream(self) -> AbstractContextManager[object]:
-        stream = self._device.forward_stream
-        return torch.cuda.stream(stream.torch_stream) if isinstance(stream, CUDAStream) else nullcontext()
 
 
 class ModelledForwards:

@@ -60,17 +60,6 @@ class ModelledTensorDevice:
                 for span in self.spans(grid, np.zeros(1, np.int64)):
                     self.model.allow_unordered(span)
 
-    @property
-    def scratch_bytes(self) -> int:
-        """None beside the arena: copies are NumPy's."""
-        return 0
-
-    def on_stream(
-        self, stream: Stream
-    ) -> AbstractContextManager[object]:  # one host, one queue of torch's own
-        """Torch's work is done where it is called: queued work runs in its stream's turn."""
-        return nullcontext()
-
     def spans(self, grid: UnitGrid, units: IntArray) -> tuple[ByteSpan, ...]:
         """Spans of units, to declare as reads or writes of submitted work."""
         return self.model.unit_spans(grid, units)
@@ -144,6 +133,15 @@ class ModelledTensorDevice:
     def send(self, stream: Stream, arrays: Sequence[IntArray]) -> list[torch.Tensor]:
         """See `TensorDevice.send`: arguments of work that runs now."""
         return [torch.from_numpy(np.array(array)) for array in arrays]
+
+    @property
+    def scratch_bytes(self) -> int:
+        """See `TensorDevice.scratch_bytes`: moves pass through host memory of their own."""
+        return 0
+
+    def on_stream(self, stream: Stream) -> AbstractContextManager[object]:
+        """See `TensorDevice.on_stream`: what runs now is on the stream that it was queued on."""
+        return nullcontext()
 
     def prewarm(self, grids: Sequence[UnitGrid]) -> None:
         """See `TensorDevice.prewarm`: nothing is compiled."""

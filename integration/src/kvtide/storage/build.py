@@ -57,8 +57,8 @@ def build_kv_storage(
             priced for it.
 
     Raises:
-        StorageError: a plan, policy or device that the storage cannot run, such as several page sizes, drafts, memory whose work
-            has no streams, or a device that holds more beside the arena than the budget has for it.
+        StorageError: a plan, policy or device that the storage cannot run, such as several page sizes, drafts, memory whose work has
+            no streams, or a device that holds more beside the arena than the budget has for it.
         ValueError: the model's kernels cannot address the arena to its end.
         kvtide.sizing.SizingError: the budget is below the floor of one request at batch size 1, or the state slots or their share
             make no sense.

@@ -80,11 +80,10 @@ class UnresolvedIds:
     """Of the storage that launched it."""
 
     def resolve(self) -> ForwardIds:
-        """Reset the rows that were handed out, and translate: the forward's metadata phase.
+        """Reset the rows that were handed out, and translate: the forward's metadata phase, before its kernels.
 
-        It runs on the forward's stream, whichever is torch's current one; call it before the forward's kernels. The upload is ordered
-        before that stream, and the next upload behind the read end. The ids hold for work on that stream: queue the kernels under
-        `device.on_stream(device.forward_stream)`.
+        It runs on the forward's stream, whichever is torch's current one. The upload is ordered before that stream, and the next upload
+        behind the read end. The ids hold for work on that stream: queue the kernels under `device.on_stream(device.forward_stream)`.
         """
         return self.translator.translate(self)
 
@@ -97,16 +96,16 @@ class IdTranslator:
         device: TensorDevice,
         page_tokens: Mapping[str, int | None],
         pages_per_row: int,
-        checks: InvariantChecks,
         row_state: RowState,
+        checks: InvariantChecks,
     ) -> None:
         """The tables of `device` are as `kvtide.sizing.mirror_lengths` names them; `page_tokens` by band.
 
         With `storage.translated_ids` checked, ids outside their table are masked and counted.
         """
         self._device = device
-        self._checks = checks
         self._row_state = row_state
+        self._checks = checks
         tables = device.tables
         self._ids = {name: tables[f"ids:{name}"] for name in page_tokens}
         self._rows = tables["rows"].view(-1, pages_per_row)

@@ -15,9 +15,12 @@ from kvtide.storage.requests import RequestTable
 
 
 def verify_units(
-    plan: KVStoragePlan, requests: RequestTable, first_held: Mapping[str, IntArray], chain: ChainAllocator
+    plan: KVStoragePlan,
+    requests: RequestTable,
+    first_held: Mapping[str, IntArray],
+    held: Mapping[str, int],
 ) -> None:
-    """Raise `InvariantError` unless each band holds what the rows in use hold there, from `first_held` to their last page."""
+    """Raise `InvariantError` unless each band's units, `held`, are those of the rows in use, from `first_held` to their last page."""
     rows = requests.live_rows()
     expected = {
         pool.name: len(rows)
@@ -25,7 +28,6 @@ def verify_units(
         else int((requests.page_counts[rows] - first_held[pool.name][rows]).sum())
         for pool in plan.sub_pools
     }
-    held = {band.name: band.live_units for band in chain.statistics().bands}
     if held != expected:
         raise InvariantError(
             "storage.leak",

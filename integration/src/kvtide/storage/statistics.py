@@ -31,8 +31,8 @@ class StorageStatistics:
     flushed_units: int
     """Units that opportunistic flushes have moved since the start."""
 
-    promised_units: Mapping[str, int]
-    """By band: peaks promised to the rows in use."""
+    admitted_at_peak: Mapping[str, int]
+    """Units promised to the rows in use, by band."""
 
     chain: ChainStatistics
     """Bands and bytes."""

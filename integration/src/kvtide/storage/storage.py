@@ -25,17 +25,17 @@ of them at once, or raises `StorageError` (or `InvariantError`, for a hook that 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 import structlog
 
 from kvtide.arena import OFFSET_BITS, RoutedKVCache, TensorDevice
-from kvtide.chain import BandTake, ChainAllocator, Taken, TakeRefusal
+from kvtide.chain import ChainAllocator, Taken, TakeRefusal
 from kvtide.device import IntArray, UnitGrid
 from kvtide.ledger import CheckLevel, ForwardSteps, InvariantChecks, InvariantError, LaunchRecord
-from kvtide.plan import ArenaLayout, KVStoragePlan, SubPoolKind
+from kvtide.plan import ArenaLayout, KVStoragePlan
 from kvtide.sizing import SizedPlan, mirror_lengths
 from kvtide.storage.admission import Admission, AdmissionRefusal
 from kvtide.storage.errors import StorageError
@@ -45,6 +45,7 @@ from kvtide.storage.read_ends import SharedReadEnds
 from kvtide.storage.requests import RequestTable, ranges
 from kvtide.storage.row_state import RowResets, RowState
 from kvtide.storage.statistics import StorageStatistics
+from kvtide.storage.step_pages import takes_of_step, writes_of_step
 from kvtide.storage.steps import PreparedStep, StepState, check_step, check_turn
 from kvtide.storage.supported import check_device, check_policy, check_supported
 from kvtide.storage.whole_numbers import whole_numbers
@@ -88,7 +89,8 @@ class KVStorage:
         """For statistics and questions; takes and frees go through the verbs."""
         self.requests = RequestTable(sized.max_running_requests, sized.pages_per_row, mirrors["rows"])
         """For questions; rows change through the verbs."""
-        self.row_state = RowState(sized.max_running_requests, device.arena.bytes.device)
+        with device.on_stream(device.forward_stream):
+            self.row_state = RowState(sized.max_running_requests, device.arena.bytes.device)
         """What forwards know of each row and the host learns when they are processed; only the forward stream writes it."""
         self._row_resets = RowResets(sized.max_running_requests)
         self._forwards_in_flight = 2 if sized.policy.overlap else 1
@@ -99,8 +101,8 @@ class KVStorage:
             device,
             {band.name: band.page_tokens for band in sized.layout.bands},
             sized.pages_per_row,
-            self._checks,
             self.row_state,
+            self._checks,
         )
         # The owner last: a virtual page returns with it.
         self._release_order = sorted(sized.plan.token_sub_pools, key=lambda pool: pool is sized.plan.owner)
@@ -187,7 +189,10 @@ class KVStorage:
         taken: Taken | None = None
         new_pages = np.maximum(0, -(-ends // self.plan.page_tokens) - self.requests.page_counts[rows])
         if self.plan.owner is not None and new_pages.any():
-            answer = self.chain.take(pages=int(new_pages.sum()), bands=self._page_takes(new_pages, ends))
+            answer = self.chain.take(
+                pages=int(new_pages.sum()),
+                bands=takes_of_step(self.plan, new_pages, ends) if self._writes_whole_pages else None,
+            )
             if isinstance(answer, TakeRefusal):
                 return answer
             taken = answer
@@ -236,7 +241,8 @@ class KVStorage:
         record = self._launched(step, "record", StepState.LAUNCHED)
         device, before = self.device, self._steps.newest_recorded
         step.done_event = device.record_event(device.forward_stream)
-        self.chain.forward_recorded(self._steps.forward_recorded(record, step.done_event), self._writes(step))
+        recorded = self._steps.forward_recorded(record, step.done_event)
+        self.chain.forward_recorded(recorded, writes_of_step(self.plan, self.requests, step))
         if step.taken is not None:
             self.chain.written(step.taken)
         step.state = StepState.RECORDED
@@ -334,14 +340,6 @@ class KVStorage:
 
     # ── questions ──
 
-    def admitted_at_peak(self) -> dict[str, int]:
-        """Units promised to the rows in use, by band: what they hold at most, all together. Admission keeps to these."""
-        return self._by_band(self._admission.total_units.tolist())
-
-    def resident_now(self) -> dict[str, int]:
-        """Units that the rows in use hold at this moment, by band; never more than `admitted_at_peak`."""
-        return {band.name: band.live_units for band in self.chain.statistics().bands}
-
     def statistics(self) -> StorageStatistics:
         """Exact figures."""
         free_rows = self.requests.free_count
@@ -352,17 +350,26 @@ class KVStorage:
             launches=self._launches,
             aborted_launches=self._aborted_launches,
             flushed_units=self._flushed_units,
-            promised_units=self.admitted_at_peak(),
+            admitted_at_peak=self.admitted_at_peak(),
             chain=self.chain.statistics(),
         )
+
+    def admitted_at_peak(self) -> dict[str, int]:
+        """Units promised to the rows in use, by band: what they hold at most, all together. Admission keeps to these."""
+        return self._by_band(self._admission.total_units.tolist())
+
+    def resident_now(self) -> dict[str, int]:
+        """Units that the rows in use hold at this moment, by band; never more than `admitted_at_peak`."""
+        return {band.name: band.live_units for band in self.chain.statistics().bands}
 
     def verify_idle(self) -> None:
         """Raise `InvariantError` unless bytes are conserved, and units, promises and rows are those of the requests (K11).
 
-        From the check level WARN on, the mirrors are uploaded and compared with the host's tables; the host waits for it (L8).
+        From the check level WARN on, the host waits for the device: the mirrors are uploaded and compared with the host's tables, and
+        every id that forwards translated must have lain in its table (L8).
         """
         self.chain.verify_byte_accounting()
-        verify_units(self.plan, self.requests, self._first_held, self.chain)
+        verify_units(self.plan, self.requests, self._first_held, self.resident_now())
         self.requests.verify_idle()
         self._admission.verify(self.requests.live_rows())
         self._translator.verify()
@@ -379,26 +386,6 @@ class KVStorage:
         step.check_state(action, state)
         assert step.launch is not None, "a launched step has its record"
         return step.launch
-
-    def _page_takes(self, new_pages: IntArray, ends: IntArray) -> Mapping[str, BandTake] | None:
-        """How each band takes a step's new pages: the forward writes all of them whole but the last of a row that ends inside it."""
-        if not self._writes_whole_pages:
-            return None
-        ends_inside = (new_pages > 0) & (ends % self.plan.page_tokens != 0)
-        how = BandTake(unwritten=(np.cumsum(new_pages) - 1)[ends_inside])
-        return {pool.name: how for pool in self.plan.token_sub_pools}
-
-    def _writes(self, step: PreparedStep) -> Mapping[str, IntArray]:
-        """What a step's forward writes, by band: the pages that its tokens fall into, and its rows' state slots."""
-        first, last = (
-            step.starts // self.plan.page_tokens,
-            (step.starts + step.counts - 1) // self.plan.page_tokens,
-        )
-        pages = self.requests.held(step.rows, first, last + 1)
-        return {
-            pool.name: self.requests.state_slots[step.rows] if pool.kind is SubPoolKind.STATE else pages
-            for pool in self.plan.sub_pools
-        }
 
     def _free_before(self, band_name: str, rows: IntArray, page_ends: IntArray) -> None:
         """Free the rows' pages that one band still holds before `page_ends`."""
