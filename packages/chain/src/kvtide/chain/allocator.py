@@ -113,7 +113,8 @@ class ChainAllocator:
     def clone(self, device: Device, mirrors: Mapping[str, Mirror]) -> ChainAllocator:
         """The same chain over another device's bytes and mirrors, which goes its own way from here (row C13).
 
-        Its `steps` are a clone too; signals and events are shared. Costs a copy of the id tables and books.
+        Its `steps` are a clone too; signals and events are shared. Where this chain would wait for transfers, the clone takes them
+        for over: it waits for nobody. Costs a copy of the id tables and books.
         """
         steps = self.steps.clone()
         fences = self._fences.clone(steps)
@@ -122,6 +123,8 @@ class ChainAllocator:
             [band.clone(device, mirrors[f"ids:{band.layout.name}"], fences, steps) for band in self._bands],
         )
         pages = self._pages.clone()
+        uses = ChainUses(bands)
+        waiter = None if self._wait_for_transfers is None else uses.end_each
         return clone_of(
             self,
             steps=steps,
@@ -132,8 +135,9 @@ class ChainAllocator:
             _slots=self._slots.clone(),
             _debts=self._debts.clone(),
             _estimates=Estimates(bands, pages, self._checks),
-            _relief=Relief(bands, fences, device, steps, self._wait_for_transfers),
-            uses=ChainUses(bands),
+            _wait_for_transfers=waiter,
+            _relief=Relief(bands, fences, device, steps, waiter),
+            uses=uses,
         )
 
     # ── takes ──

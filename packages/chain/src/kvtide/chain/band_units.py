@@ -136,12 +136,16 @@ class BandUnits:
             network_free,
         )
 
-    @property
-    def compact_span(self) -> tuple[int, int]:
-        """The least span of an end: its live units packed at its anchor, as far as units that stay let it. First and end page."""
+    def compact_span(self, *, moves_held: bool = False) -> tuple[int, int]:
+        """The least span of an end: its live units packed at its anchor, as far as units that stay let it. First and end page.
+
+        Held units stay too, unless they move because nothing else serves.
+        """
         kept = self.live_count + len(self._withheld)
         stays = (
-            np.concatenate([self.usage.fixed_pages(), self._touched()])
+            np.concatenate(
+                [self.usage.fixed_pages(), self.usage.transfer_pages() if moves_held else self._touched()]
+            )
             if self.usage.binds_layout
             else NO_UNITS
         )

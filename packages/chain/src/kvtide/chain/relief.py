@@ -3,7 +3,8 @@
     1  in place      each band has its units free, or grows into the gap beside it; nobody's transfer is in the way
     2  refuse        no layout that can be reached serves: nothing has been touched
     3  recover       the schedule stream waits for the forwards that units pend or are vacated under; they are free from here on
-    4  plan          around what transfers touch; only if that fails, the host waits for transfers, and 1 to 4 begin again
+    4  plan          around what transfers touch and receives hold; only if that fails, the host waits for transfers, and 1 to 4
+                     begin again; only if none is open, held units move, and the holds with them
     5  realize       ends are compacted, floats relocated in an order in which none meets another
 
 The five steps are the only road: a take, `ensure_capacity`, and a question are one search over one snapshot, so a yes is a
@@ -97,9 +98,13 @@ class Relief:
         self._recover()
         planned = first_plan(self.snapshot(), asked, around_network=True)
         if planned is None:
-            self._end_transfers()
-            return self.make_room(asked)
-        self._realize(planned)
+            if self._end_transfers():
+                return self.make_room(asked)
+            planned = first_plan(self.snapshot(), asked, around_network=False)
+            assert planned is not None, "it fits, and only holds were in the way"
+            self._realize(planned, moves_held=True)
+        else:
+            self._realize(planned)
         return [(span.first_page, span.end_page) for span in planned.spans]
 
     def _grow_in_place(self, asked: Sequence[int]) -> Spans | None:
@@ -155,14 +160,19 @@ class Relief:
         for band in self._bands:
             band.settle_all()
 
-    def _end_transfers(self) -> None:
-        """Wait on the host for every open transfer: no layout goes around them. Quarantined ones are never waited for."""
+    def _end_transfers(self) -> bool:
+        """Wait on the host for every open transfer, around which no layout goes; false where none is open, and nobody waited.
+
+        Quarantined ones are never waited for.
+        """
         transfers = {
             signal: None
             for band in self._bands
             for signal in band.usage.signals()
             if isinstance(signal, NetworkTransfer)
         }
+        if not transfers:
+            return False
         assert self._wait_for_transfers is not None, (
             "without a waiter, layouts go around transfers or are none"
         )
@@ -176,14 +186,15 @@ class Relief:
                 f"transfers {still_open} were waited for and are still open",
                 "the waiter returned without ending them",
             )
+        return True
 
-    def _realize(self, planned: LayoutPlan) -> None:
+    def _realize(self, planned: LayoutPlan, *, moves_held: bool = False) -> None:
         if planned.step is Rearrangement.NO_MOVE:
             return
         bands = list(self._bands)
         moved_before = sum(band.moved_count for band in bands)
         for place in planned.flushed:
-            bands[place].pack_into(*bands[place].compact_span)
+            bands[place].pack_into(*bands[place].compact_span(moves_held=moves_held))
         spans = [band.span for band in bands]
         for place in move_order(self._bands.layout, spans, planned.spans, planned.relocated):
             target = planned.spans[place]

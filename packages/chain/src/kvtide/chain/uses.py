@@ -6,7 +6,7 @@ unit moves. Each call is one agreed step: every rank makes it at the same place 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 
 from kvtide.chain.band import Band
 from kvtide.chain.chain_bands import ChainBands
@@ -34,6 +34,11 @@ class ChainUses:
     def end(self, signal: Signal) -> None:
         """It is over on every rank: its acknowledgement was agreed on, or the transfer was released."""
         self._of_all(signal, "use", lambda band: signal in band.usage, lambda band: band.usage.end(signal))
+
+    def end_each(self, signals: Sequence[Signal]) -> None:
+        """Several are over, in this order."""
+        for signal in signals:
+            self.end(signal)
 
     def fix(self, owner: Hashable, units: Mapping[str, IntArray]) -> None:
         """Promise that these units stay where they are until `unfix(owner)`; an owner is anything with an identity.
