@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from kvtide.simulation.claims import check_claims
 from kvtide.simulation.failures import CheckFailedError
 from kvtide.simulation.rank import ROWS, Rank
 from kvtide.simulation.shadow import check_words
+from kvtide.simulation.use_steps import end_all
 from kvtide.simulation.world import World
 
 
@@ -47,6 +49,7 @@ def after_action(world: World) -> None:
             )
     # One for all: the others have equal tables, spans and figures.
     first.chain.verify_byte_accounting()
+    check_claims(world.uses, world.shadow, world.bands, first)
 
 
 def at_rest(world: World) -> None:
@@ -54,6 +57,7 @@ def at_rest(world: World) -> None:
     world.abandon()
     while world.flying:
         world.process()
+    end_all(world)
     for rank in world.ranks:
         rank.device.upload(rank.device.schedule_stream)
         rank.device.synchronize()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
@@ -9,7 +10,7 @@ import numpy as np
 
 from kvtide.chain import ChainAllocator
 from kvtide.device import IntArray, ModelledDevice, ModelledEvent, ModelledStream, UnitGrid
-from kvtide.ledger import ForwardSteps, LaunchRecord
+from kvtide.ledger import ForwardSteps, LaunchRecord, NetworkTransfer
 from kvtide.plan import ArenaLayout
 from kvtide.simulation.bands import SimulatedBand
 from kvtide.simulation.scenario import Scenario
@@ -63,7 +64,23 @@ class Rank:
         self.rows = mirrors[ROWS]
         """Where rows are staged."""
         self.steps = ForwardSteps()
-        self.chain = ChainAllocator(layout, self.device, mirrors, self.steps)
+        self.chain = ChainAllocator(
+            layout,
+            self.device,
+            mirrors,
+            self.steps,
+            wait_for_transfers=self._wait_for_transfers if scenario.waits_for_transfers else None,
+        )
+        self.backups: ModelledStream = self.device.create_stream("backups")
+        """Where copies to host memory run."""
+        self.loads: ModelledStream = self.device.create_stream("loads")
+        """Where copies from host memory run."""
+        self.transfers: dict[NetworkTransfer, ModelledEvent] = {}
+        """Transfers that a relief may wait for, and their ends."""
+        self.waited: list[NetworkTransfer] = []
+        """Those that reliefs have waited for since somebody looked."""
+        self.waiter_calls = 0
+        """How often a relief has waited."""
         self._ids = {band.name: np.arange(band.id_count) for band in bands}
         self.flying: list[FlyingForward] = []
         """Oldest first."""
@@ -78,6 +95,14 @@ class Rank:
             self.units[band.name] = arena[start:end].view(np.uint64).reshape(band.unit_count, band.words)
             if band.has_sink:
                 self.device.allow_unordered(self.device.unit_spans(band.grid, np.zeros(1, np.int64))[0])
+
+    def _wait_for_transfers(self, transfers: Sequence[NetworkTransfer]) -> None:
+        """The host waits until each is over, and ends it; the other rank is asked in the same round."""
+        self.waiter_calls += 1
+        for transfer in transfers:
+            self.device.wait_on_host(self.transfers.pop(transfer))
+            self.chain.uses.end(transfer)
+            self.waited.append(transfer)
 
     def table(self, band: SimulatedBand) -> IntArray:
         """Physical unit of every virtual unit, as the host has it."""

@@ -79,6 +79,9 @@ class Scenario:
     random_queries: bool
     """Whether a device answers by the toss of a coin whether an event was reached."""
 
+    waits_for_transfers: bool = False
+    """Whether a take that no layout around transfers serves waits for them on the host, or is refused."""
+
     def layout(self) -> ArenaLayout:
         """The arena's byte layout; raises `PlanError` for a scenario that cannot be laid out."""
         decls = []
@@ -121,6 +124,8 @@ class Scenario:
             yield attrs.evolve(self, declares_read_end=False)
         if self.random_queries:
             yield attrs.evolve(self, random_queries=False)
+        if self.waits_for_transfers:
+            yield attrs.evolve(self, waits_for_transfers=False)
 
     def document(self) -> dict[str, Any]:
         """As JSON."""
@@ -153,6 +158,7 @@ def draw_scenario(rng: random.Random) -> Scenario:
             declares_read_end=rng.random() < 0.85,
             rank_seeds=(rng.randrange(2**31), rng.randrange(2**31)),
             random_queries=rng.random() < 0.8,
+            waits_for_transfers=rng.random() < 0.5,
         )
         try:
             scenario.layout()

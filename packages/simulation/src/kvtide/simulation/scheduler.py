@@ -6,6 +6,7 @@ They stand here and nowhere else, so that each can be broken on purpose:
 | - | - |
 | `bring_up_to_date` before each launch: upload, and the forward stream waits for it | stale_mirror, unordered_overlap |
 | `hold_back_uploads` after each launch: the barrier | unordered_overlap |
+| `wait_for_loads` before a launch that touches what a load writes | unordered_overlap |
 | `wait_for_abandoned` after a launch that is given up with work queued | unordered_overlap |
 | `stage_row` whenever a row's pages change | stale_mirror |
 | `process_oldest` after a host wait, and never before | InvariantError of the ledger |
@@ -15,7 +16,7 @@ Each acts on one rank.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -68,6 +69,12 @@ def bring_up_to_date(rank: Rank) -> None:
     device = rank.device
     device.upload(device.schedule_stream)
     device.wait_event(device.forward_stream, device.record_event(device.schedule_stream))
+
+
+def wait_for_loads(rank: Rank, ends: Sequence[ModelledEvent]) -> None:
+    """The forward stream waits for the copies that fill what the next forward touches."""
+    for end in ends:
+        rank.device.wait_event(rank.device.forward_stream, end)
 
 
 def hold_back_uploads(rank: Rank, recorded: RecordedForward, read_end: ModelledEvent | None) -> None:

@@ -41,11 +41,14 @@ class Shadow:
         """Band → which virtual units somebody holds."""
         self.undefined: dict[str, Bools] = {band.name: np.zeros(band.id_count, np.bool_) for band in bands}
         """Band → which of them nobody may read yet."""
+        self.tenures: dict[str, IntArray] = {band.name: np.zeros(band.id_count, np.int64) for band in bands}
+        """Band → how often each virtual unit has been handed out."""
         self._serial = 0
 
     def bind(self, band: str, units: IntArray, promised: IntArray) -> None:
         """A take has handed out `units`, zeroed but for those `promised` to be written whole."""
         self.bound[band][units] = True
+        self.tenures[band][units] += 1
         self.undefined[band][units] = False
         self.undefined[band][promised] = True
         self.words[band][units] = 0

@@ -19,12 +19,15 @@ from kvtide.device import IntArray
 from kvtide.plan import pack
 from kvtide.simulation import scheduler
 from kvtide.simulation.bands import NONE, SimulatedBand, simulated_bands
+from kvtide.simulation.claims import immovable
 from kvtide.simulation.failures import CheckFailedError
 from kvtide.simulation.forward import plan_forward
 from kvtide.simulation.rank import Rank
+from kvtide.simulation.reach import some_layout_holds
 from kvtide.simulation.requests import Batch, BatchEntry, BatchTake, Request
 from kvtide.simulation.scenario import Scenario
 from kvtide.simulation.shadow import Shadow
+from kvtide.simulation.uses import Kind, Stage, Use, UseBook
 
 T = TypeVar("T")
 
@@ -97,17 +100,26 @@ class World:
         """What the next forward will run."""
         self.flying: list[tuple[Request, ...]] = []
         """Requests of each forward in flight, oldest first; some may be over."""
+        self.flying_writes: list[dict[str, IntArray]] = []
+        """What each of them writes, by band."""
+        self.uses = UseBook()
+        """Copies, transfers and fixed units that are not over."""
         self.facts: Counter[str] = Counter()
         """What happened how often, beside the operations' outcomes."""
         self._admitted = 0
 
     # ── every rank alike ──
 
-    def on_each(self, operation: str, call: Callable[[Rank], T]) -> list[T]:
-        """`call` on every rank, where it may neither read the device nor wait; their answers, which must agree."""
+    def on_each(
+        self, operation: str, call: Callable[[Rank], T], *, may_wait_for: str | None = None
+    ) -> list[T]:
+        """`call` on every rank, where it may neither read the device nor wait; their answers, which must agree.
+
+        `may_wait_for` names the one stream that the host may wait for all the same.
+        """
         answers = []
         for rank in self.ranks:
-            with rank.device.no_host_waits(operation):
+            with rank.device.no_host_waits(operation, except_on=may_wait_for):
                 answers.append(call(rank))
         first = _comparable(answers[0])
         for rank, answer in zip(self.ranks, answers, strict=True):
@@ -137,6 +149,21 @@ class World:
         """Virtual units of a band that somebody holds, ascending."""
         return np.flatnonzero(self.shadow.bound[band.name])
 
+    def movable(self, band: SimulatedBand) -> IntArray:
+        """Those of them that nothing fixes and no transfer touches."""
+        held = self.held(band)
+        free = np.ones(len(held), np.bool_)
+        for use in self.uses.uses:
+            if use.is_fixed or use.is_touched:
+                free &= ~np.isin(held, use.units.get(band.name, NONE))
+        return held[free]
+
+    def may_be_written(self, slot: int) -> bool:
+        """Whether nothing fixes a state slot: nobody copies onto one that stays for somebody else."""
+        return self.state is not None and not any(
+            use.is_fixed and slot in use.units.get(self.state.name, NONE) for use in self.uses.uses
+        )
+
     # ── capacity ──
 
     def units_asked(
@@ -156,11 +183,47 @@ class World:
                 asked[band.name] = 0
         return asked
 
-    def some_layout_holds(self, asked: Mapping[str, int], freed: Mapping[str, int] | None = None) -> bool:
-        """Whether any layout holds what is live but `freed`, and `asked`: an exhaustive answer while no page is fixed."""
+    def some_layout_holds(
+        self,
+        asked: Mapping[str, int],
+        freed: Mapping[str, int] | None = None,
+        *,
+        around_transfers: bool | None = None,
+    ) -> bool:
+        """Whether any layout holds what is live but `freed`, and `asked`; an exhaustive answer.
+
+        What transfers touch stays where it is, unless the allocator may wait for them, or `around_transfers` says so.
+        """
+        if around_transfers is None:
+            around_transfers = not self.scenario.waits_for_transfers
         live = [len(self.held(band)) - (freed or {}).get(band.name, 0) for band in self.bands]
         counts = [held + asked.get(band.name, 0) for band, held in zip(self.bands, live, strict=True)]
-        return pack(self.layout, counts) is not None
+        if not any(use.is_fixed or (around_transfers and use.is_touched) for use in self.uses.uses):
+            return pack(self.layout, counts) is not None
+        needs, blocked = immovable(
+            self.uses, self.layout, self.ranks[0], counts, around_transfers=around_transfers
+        )
+        return some_layout_holds(self.layout, needs, blocked)
+
+    def make_room(self, operation: str, asked: Mapping[str, int], call: Callable[[Rank], T]) -> list[T]:
+        """As `on_each`, for a call that may wait for transfers, if it was told how and no layout goes around them."""
+        waits = self.scenario.waits_for_transfers and any(use.is_open_transfer for use in self.uses.uses)
+        goes_around = waits and self.some_layout_holds(asked, around_transfers=True)
+        answers = self.on_each(operation, call, may_wait_for="network" if waits else None)
+        waited = []
+        for rank in self.ranks:
+            waited.append([transfer.name for transfer in rank.waited])
+            rank.waited = []
+        if any(each != waited[0] for each in waited):
+            raise CheckFailedError("rank_divergence", f"ranks wait for {waited} in one round of {operation}")
+        if waited[0] and goes_around:
+            raise CheckFailedError(
+                "needless_wait", f"{operation} waits for {waited[0]}, around which a layout goes"
+            )
+        for use in [use for use in self.uses.uses if use.is_open_transfer and use.name in waited[0]]:
+            self.facts[f"{use.kind.value}s waited for"] += 1
+            self.over(use)
+        return answers
 
     def ask(self, asked: Mapping[str, int]) -> bool:
         """Ask whether units fit; a wrong answer, or one that changes something, ends the run."""
@@ -192,8 +255,8 @@ class World:
         fits = self.ask(asked)
         before = [rank.fingerprint() for rank in self.ranks]
         figures = self.figures()
-        answers = self.on_each(
-            "take", lambda rank: rank.chain.take(pages=pages, state_slots=state_slots, bands=bands)
+        answers = self.make_room(
+            "take", asked, lambda rank: rank.chain.take(pages=pages, state_slots=state_slots, bands=bands)
         )
         taken = tuple(answer for answer in answers if isinstance(answer, Taken))
         if bool(taken) != fits:
@@ -291,6 +354,36 @@ class World:
             self.batch.drop(request)
             self.free_rows.append(request.row)
 
+    # ── uses ──
+
+    def park(self, use: Use, request: Request) -> None:
+        """A request may not run before its load, its receive or its last send lets it."""
+        self.requests.remove(request)
+        use.parked = request
+
+    def unpark(self, use: Use) -> Request | None:
+        """Its request, if it has one, may run from now on."""
+        request, use.parked = use.parked, None
+        if request is not None:
+            self.requests.append(request)
+        return request
+
+    def written_whole(self, use: Use) -> None:
+        """Those of its units that are still held have been written by it."""
+        for part in use.parts:
+            held = part.still_held(self.shadow)
+            words = use.words[part.band.name][held]
+            self.shadow.write(part.band, part.units[held], np.ones(words.shape, np.bool_), words[:, 0])
+        if use.parked is not None and not use.parked.length:
+            use.parked.length = len(use.parked.pages) * self.layout.page_tokens
+
+    def over(self, use: Use) -> None:
+        """The ledger was told that an open use is over: a receive has arrived, a request may run again."""
+        if use.kind is Kind.RECEIVE:
+            self.written_whole(use)
+        self.uses.close(use)
+        self.unpark(use)
+
     # ── forwards ──
 
     def launch(
@@ -310,11 +403,17 @@ class World:
             self.shadow.write(each.band, each.written, each.mask, each.numbers)
         writes: dict[str, IntArray | None] = {each.band.name: each.written for each in work.bands}
         writes |= dict.fromkeys(band.name for band in unknown)
+        loads = [
+            load
+            for load in self.uses.of(Kind.LOAD, Stage.OPEN)
+            if any(np.isin(each.looked_up, load.units.get(each.band.name, NONE)).any() for each in work.bands)
+        ]
 
         def launch_on(rank: Rank) -> None:
             record = rank.steps.forward_launched()
             if while_open is not None:
                 while_open(rank)
+            scheduler.wait_for_loads(rank, [load.ends[rank.place] for load in loads])
             scheduler.launch(
                 rank,
                 record,
@@ -330,6 +429,7 @@ class World:
         for entry in entries:
             entry.request.length = entry.end
         self.flying.append(tuple(entry.request for entry in entries))
+        self.flying_writes.append({each.band.name: each.written for each in work.bands})
         self.facts["forwards"] += 1
         self.batch = Batch()
 
@@ -349,6 +449,7 @@ class World:
         """Process the oldest forward in flight on every rank; its requests."""
         for rank in self.ranks:
             scheduler.process_oldest(rank)
+        self.flying_writes.pop(0)
         return self.flying.pop(0)
 
     def forwards_over(self, request: Request) -> int:

@@ -13,6 +13,7 @@ from kvtide.simulation.actions import Numbers
 from kvtide.simulation.failures import CheckFailedError
 from kvtide.simulation.operations.choices import one_of
 from kvtide.simulation.rank import Rank
+from kvtide.simulation.uses import Kind, Stage
 from kvtide.simulation.world import World
 
 
@@ -29,7 +30,9 @@ class AskFits:
     def apply(self, world: World, numbers: Numbers) -> str:
         """Ask for a take, for one after half of everything was evicted, and for one that leaves a unit of each band."""
         asked = _units(world, numbers)
-        evictable = {band.name: len(world.held(band)) // 2 for band in world.bands}
+        evictable = {
+            band.name: min(len(world.held(band)) // 2, len(world.movable(band))) for band in world.bands
+        }
         one_each = dict.fromkeys(asked, 1)
         world.question("admits", lambda rank: rank.chain.admits(asked, evictable), asked, freed=evictable)
         world.question(
@@ -56,7 +59,7 @@ class EnsureCapacity:
         fits = world.ask(asked)
         before = [rank.fingerprint() for rank in world.ranks]
         moved = world.figures().moved
-        answer = world.on_each("ensure_capacity", lambda rank: rank.chain.ensure_capacity(asked))[0]
+        answer = world.make_room("ensure_capacity", asked, lambda rank: rank.chain.ensure_capacity(asked))[0]
         if isinstance(answer, TakeRefusal) == fits:
             raise CheckFailedError(
                 "capacity_answer", f"units_fit said {fits} to {asked}, ensure_capacity says {answer}"
@@ -177,6 +180,8 @@ def _end_everything(world: World, rank: Rank, clone: ChainAllocator) -> None:
     """Another course of things: debts are paid, and all that is held is freed."""
     for take in world.batch.takes:
         clone.pay_zero_debt(take.taken[rank.place])
+    for use in world.uses.of(Kind.LOAD, Stage.ANNOUNCED):
+        clone.uses.unfix(use.owners[rank.place])
     for band in sorted(world.attention, key=lambda band: band.is_owner):
         clone.free_pages(band.name, world.held(band))
     if world.state is not None:

@@ -54,7 +54,11 @@ class Checkpoint:
         """Take as many slots, unless there are some, and copy."""
         requests = some_of(world.requests, numbers["requests"])
         if numbers["over"]:
-            requests = [request for request in requests if len(request.state_slots) > 1]
+            requests = [
+                one
+                for one in requests
+                if len(one.state_slots) > 1 and world.may_be_written(one.state_slots[-1])
+            ]
         if world.state is None or not requests:
             return "nobody"
         running = np.array([request.state_slots[0] for request in requests], np.int64)
@@ -84,7 +88,13 @@ class Restore:
 
     def apply(self, world: World, numbers: Numbers) -> str:
         """Copy; or take, copy, and free the slot that it ran in."""
-        kept = [one for one in world.requests if len(one.state_slots) > 1 and one not in world.batch]
+        kept = [
+            one
+            for one in world.requests
+            if len(one.state_slots) > 1
+            and one not in world.batch
+            and world.may_be_written(one.state_slots[0])
+        ]
         if world.state is None or not kept:
             return "no checkpoint"
         request = one_of(kept, numbers["request"])

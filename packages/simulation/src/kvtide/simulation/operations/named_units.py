@@ -1,0 +1,67 @@
+"""Which units of a request a copy or a transfer may name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from kvtide.device import IntArray
+from kvtide.simulation.bands import NONE, SimulatedBand
+from kvtide.simulation.operations.choices import some_of, some_places
+from kvtide.simulation.requests import Request
+from kvtide.simulation.uses import Kind, Part, parts_of
+from kvtide.simulation.world import World
+
+Choice = Callable[[World, Request, SimulatedBand], IntArray]
+
+
+def finished(world: World, request: Request, band: SimulatedBand) -> IntArray:
+    """Whole pages behind the request's last token and kept checkpoints: no later forward writes them."""
+    if band.is_state:
+        entry = world.batch.entry_of(request)
+        written = () if entry is None else entry.written_slots
+        units = np.array([slot for slot in request.state_slots[1:] if slot not in written], np.int64)
+    else:
+        units = request.sub_pages(band)
+        units = units[(np.arange(len(units)) + 1) * band.page_tokens <= request.length]
+    return defined(world, band, units)
+
+
+def settled(world: World, request: Request, band: SimulatedBand) -> IntArray:
+    """Finished pages whose writers the host has seen the end of. A checkpoint may be copied over, and is none."""
+    return NONE if band.is_state else seen_by_host(world, band, finished(world, request, band))
+
+
+def everything(world: World, request: Request, band: SimulatedBand) -> IntArray:
+    """All that a request holds and that means something, of which the host has seen the writers' end."""
+    return seen_by_host(world, band, live(world, request, band))
+
+
+def live(world: World, request: Request, band: SimulatedBand) -> IntArray:
+    """All that a request holds and that means something."""
+    return defined(world, band, request.bound(band, world.shadow))
+
+
+def defined(world: World, band: SimulatedBand, units: IntArray) -> IntArray:
+    """Those that are bound and that nobody has yet to write whole."""
+    shadow = world.shadow
+    return units[shadow.bound[band.name][units] & ~shadow.undefined[band.name][units]]
+
+
+def seen_by_host(world: World, band: SimulatedBand, units: IntArray) -> IntArray:
+    """Those that no forward in flight and no open load writes."""
+    for writes in world.flying_writes:
+        units = units[~np.isin(units, writes.get(band.name, NONE))]
+    return units[~world.uses.covers(Kind.LOAD, band, units)]
+
+
+def named_parts(
+    world: World, requests: Sequence[Request], choice: Choice, bands: int, bits: int
+) -> tuple[Part, ...]:
+    """What `choice` allows of some requests, in the bands and at the places whose bits are set."""
+    units = {}
+    for band in some_of(world.bands, bands):
+        allowed = np.concatenate([*(choice(world, request, band) for request in requests), NONE])
+        units[band.name] = allowed[some_places(len(allowed), bits)]
+    return parts_of(world.shadow, world.bands, units)

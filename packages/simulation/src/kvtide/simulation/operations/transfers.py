@@ -1,0 +1,157 @@
+"""Sends and receives by an engine outside every stream: announced behind a gate, begun, failed (rows T1-T6)."""
+
+from __future__ import annotations
+
+import random
+
+from kvtide.ledger import ReceiveHold
+from kvtide.simulation import use_steps
+from kvtide.simulation.actions import Numbers
+from kvtide.simulation.operations.choices import draw_bits, one_of, some_of
+from kvtide.simulation.operations.host_copies import take_whole
+from kvtide.simulation.operations.named_units import everything, named_parts, settled
+from kvtide.simulation.rank import Rank
+from kvtide.simulation.uses import Kind, Stage, Use, parts_of
+from kvtide.simulation.world import World
+
+MOST_TRANSFERS = 5
+"""Of one kind at one stage."""
+
+_ALL = (1 << 16) - 1
+
+
+class Send:
+    """A peer is to read units: finished pages of requests that run on, or all of one that has computed its last token here."""
+
+    name = "send"
+    weight = 40
+
+    def generate(self, rng: random.Random, world: World) -> Numbers | None:
+        """Whose, in which bands, which; whether it is a request's last."""
+        if not world.requests or len(world.uses.of(Kind.SEND, Stage.ANNOUNCED)) >= MOST_TRANSFERS:
+            return None
+        return {
+            "requests": draw_bits(rng, len(world.requests)),
+            "bands": rng.choice((_ALL, draw_bits(rng, len(world.bands)))),
+            "bits": rng.choice((_ALL, draw_bits(rng))),
+            "last": rng.randrange(2),
+        }
+
+    def apply(self, world: World, numbers: Numbers) -> str:
+        """Record its gates."""
+        requests = some_of(world.requests, numbers["requests"])
+        if numbers["last"]:
+            requests = [one for one in requests if one not in world.batch and not world.forwards_over(one)][
+                :1
+            ]
+        choice = everything if numbers["last"] else settled
+        parts = named_parts(world, requests, choice, numbers["bands"], numbers["bits"])
+        if not parts:
+            return "nothing to send"
+        use = world.uses.open(Kind.SEND, parts, stage=Stage.ANNOUNCED)
+        if numbers["last"]:
+            world.park(use, requests[0])
+        use_steps.announce(world, use)
+        return "announced, the request's last" if numbers["last"] else "announced"
+
+
+class Receive:
+    """Units are taken for what a peer will write, and held until it is told of them."""
+
+    name = "receive"
+    weight = 24
+
+    def generate(self, rng: random.Random, world: World) -> Numbers | None:
+        """How many pages, and whether the peer is trusted to write all of them."""
+        if not world.attention or not world.free_rows:
+            return None
+        if len(world.uses.of(Kind.RECEIVE, Stage.ANNOUNCED)) >= MOST_TRANSFERS:
+            return None
+        return {"pages": rng.randrange(8), "promise": rng.randrange(2)}
+
+    def apply(self, world: World, numbers: Numbers) -> str:
+        """Take, hold, and record a gate if no forward may read the units any more."""
+        if not world.attention or not world.free_rows:
+            return "no row free"
+        handed = take_whole(world, 1 + numbers["pages"], is_promised=bool(numbers["promise"]))
+        if handed is None:
+            return "refused"
+        request = world.open_request(handed.state_slots)
+        world.append_pages(request, handed.pages)
+        parts = parts_of(world.shadow, world.bands, handed.units)
+        use = world.uses.open(Kind.RECEIVE, parts, stage=Stage.ANNOUNCED, taken=handed.taken)
+
+        def hold(rank: Rank) -> None:
+            use.owners.append(ReceiveHold(use.name))
+            rank.chain.uses.hold(use.owners[-1], use.units)
+
+        world.on_each("a hold", hold)
+        world.park(use, request)
+        gated = use_steps.announce(world, use)
+        return f"held, {handed.how}{'' if gated else ', a forward may still read there'}"
+
+
+class BeginTransfer:
+    """An announced transfer begins, once every rank's host has seen its gate and nothing has moved since."""
+
+    name = "begin transfer"
+    weight = 80
+
+    def generate(self, rng: random.Random, world: World) -> Numbers | None:
+        """Which."""
+        return {"transfer": rng.randrange(16)} if _announced(world) else None
+
+    def apply(self, world: World, numbers: Numbers) -> str:
+        """Look at the gates; begin, or record them anew."""
+        transfers = _announced(world)
+        if not transfers:
+            return "none announced"
+        use = one_of(transfers, numbers["transfer"])
+        held = [part.still_held(world.shadow) for part in use.parts]
+        if not all(each.all() for each in held):
+            # Only a send of a request that runs on: its pages went with a window, or with the request.
+            world.uses.close(use)
+            return f"{use.kind.value}: freed before it began"
+        if not use.gates or use_steps.has_moved(world, use):
+            was_gated = bool(use.gates)
+            if not use_steps.announce(world, use):
+                return f"{use.kind.value}: a forward may still read there"
+            return f"{use.kind.value}: {'moved, gated anew' if was_gated else 'gated'}"
+        if not use_steps.passed_gates(world, use):
+            return f"{use.kind.value}: gate not seen by every rank"
+        use_steps.begin_transfer(world, use)
+        return f"{use.kind.value}: begun{', under a forward' if world.flying else ''}"
+
+
+class Fail:
+    """A transfer fails on some rank: all of them leave what it touches alone from now on. A request whose receive failed is over."""
+
+    name = "fail"
+    weight = 8
+
+    def generate(self, rng: random.Random, world: World) -> Numbers | None:
+        """Which, and whether its request ends before or after ranks agree that it failed."""
+        return {"transfer": rng.randrange(16), "first": rng.randrange(2)} if _open(world) else None
+
+    def apply(self, world: World, numbers: Numbers) -> str:
+        """Quarantine it."""
+        transfers = _open(world)
+        if not transfers:
+            return "none open"
+        use = one_of(transfers, numbers["transfer"])
+        fate = use_steps.fate_of(world, use)
+        request = world.unpark(use)
+        if request is not None and numbers["first"]:
+            world.close([request])
+        use_steps.quarantine(world, use)
+        if request is not None and not numbers["first"]:
+            world.close([request])
+        return f"{use.kind.value} quarantined{fate}{', its request over' if request is not None else ''}"
+
+
+def _announced(world: World) -> list[Use]:
+    return [use for use in world.uses.uses if use.kind.is_transfer and use.stage is Stage.ANNOUNCED]
+
+
+def _open(world: World) -> list[Use]:
+    return [use for use in world.uses.uses if use.is_open_transfer]

@@ -1,0 +1,328 @@
+"""How copies, sends and receives are carried out on every rank: what is waited for, what the ledger is told, in which order.
+
+Rules of whoever copies, each in a function of its own, so that it can be broken on purpose:
+
+| rule | broken, it shows as |
+| - | - |
+| `stand_behind`: a copy stream waits for the forward and schedule streams before it copies | unordered_overlap |
+| `hand_over`: a load's copy is recorded before its reservation ends | lost_write, unordered_overlap |
+| `passed_gates`: a transfer begins once every host has seen its gate, and its units have not moved since | unordered_overlap |
+| `is_over`: a use ends once it is over on every rank | lost_write, unordered_overlap |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from kvtide.device import Buffer, ByteSpan, IntArray, ModelledEvent, ModelledStream, RunningWork
+from kvtide.ledger import Access, Consumer, HostCopy, NetworkTransfer, clearance
+from kvtide.simulation.failures import CheckFailedError
+from kvtide.simulation.rank import Rank
+from kvtide.simulation.shadow import check_words
+from kvtide.simulation.uses import Kind, Stage, Use
+from kvtide.simulation.world import World
+
+
+# ── rules ──
+
+
+def stand_behind(rank: Rank, stream: ModelledStream) -> None:
+    """Ids were translated on the host, ahead of what both streams still have to run."""
+    device = rank.device
+    for other in (device.forward_stream, device.schedule_stream):
+        device.wait_event(stream, device.record_event(other))
+
+
+def hand_over(rank: Rank, use: Use, copy: HostCopy) -> None:
+    """From reservation to copy, with no moment in between."""
+    rank.chain.uses.begin(copy, use.units)
+    rank.chain.uses.unfix(use.owners[rank.place])
+
+
+def passed_gates(world: World, use: Use) -> bool:
+    """Whether every rank's host has seen its gate."""
+    return all([rank.device.query_event(use.gates[rank.place]) for rank in world.ranks])
+
+
+def is_over(world: World, use: Use) -> bool:
+    """Whether every rank's host sees the end: they agree on it, so that they act alike."""
+    return all([rank.device.query_event(use.ends[rank.place]) for rank in world.ranks])
+
+
+# ── host copies ──
+
+
+def back_up(world: World, use: Use) -> None:
+    """Queue a copy to host memory."""
+    use.words = {part.band.name: world.shadow.words[part.band.name][part.units] for part in use.parts}
+    loads = [
+        load
+        for load in world.uses.of(Kind.LOAD, Stage.OPEN)
+        if any(np.isin(part.units, load.units.get(part.band.name, [])).any() for part in use.parts)
+    ]
+
+    def queue(rank: Rank) -> None:
+        stand_behind(rank, rank.backups)
+        for load in loads:
+            rank.device.wait_event(rank.backups, load.ends[rank.place])
+        reads, buffer, run = _reading(rank, use)
+        rank.device.submit(rank.backups, use.name, reads=reads, writes=[_whole(buffer)], run=run)
+        copy = HostCopy(use.name, Access.READ, rank.device.record_event(rank.backups))
+        rank.chain.uses.begin(copy, use.units)
+        _opened(rank, use, copy, rank.device.record_event(rank.backups))
+
+    world.on_each("a backup", queue)
+    note_places(world, use)
+
+
+def submit_load(world: World, use: Use) -> None:
+    """Queue the copy that fills a load's units; its request may run from now on, behind it."""
+    _draw_words(world, use)
+
+    def queue(rank: Rank) -> None:
+        stand_behind(rank, rank.loads)
+        writes, run = _writing(rank, use)
+        rank.device.submit(rank.loads, use.name, writes=writes, run=run)
+        copy = HostCopy(use.name, Access.WRITE, rank.device.record_event(rank.loads))
+        hand_over(rank, use, copy)
+        assert use.taken is not None, "a load has taken its units"
+        rank.chain.written(use.taken[rank.place])
+        use.ends.append(rank.device.record_event(rank.loads))
+        use.owners[rank.place] = copy
+
+    world.on_each("a load", queue)
+    use.stage = Stage.OPEN
+    world.written_whole(use)
+    world.unpark(use)
+
+
+# ── transfers ──
+
+
+def announce(world: World, use: Use) -> bool:
+    """Record the gates behind which the units' bytes are nobody else's; false while a forward may still read a receive's."""
+    use.gates = []
+    if use.kind is Kind.RECEIVE:
+        use.publish_after = max(world.on_each("a question", lambda rank: _publish_after(rank, use)))
+        if use.publish_after > world.ranks[0].steps.retired_through:
+            return False
+    note_places(world, use)
+    for rank in world.ranks:
+        use.gates.append(rank.device.record_event(rank.device.schedule_stream))
+    return True
+
+
+def has_moved(world: World, use: Use) -> bool:
+    """Whether units stand elsewhere than when its gates were recorded."""
+    found = _places(world.ranks[0], use)
+    return any(not np.array_equal(found[name], places) for name, places in use.places.items())
+
+
+def begin_transfer(world: World, use: Use) -> None:
+    """Let the engine read, or the peer write, from now on and behind nothing but what the host has seen."""
+    is_send = use.kind is Kind.SEND
+    if is_send:
+        use.words = {part.band.name: world.shadow.words[part.band.name][part.units] for part in use.parts}
+    else:
+        _draw_words(world, use)
+
+    def begin(rank: Rank) -> None:
+        transfer = NetworkTransfer(use.name, Access.READ if is_send else Access.WRITE)
+        if is_send:
+            reads, buffer, run = _reading(rank, use)
+            end = rank.device.start_transfer(use.name, reads=reads, writes=[_whole(buffer)], run=run)
+        else:
+            writes, run = _writing(rank, use)
+            end = rank.device.start_transfer(use.name, writes=writes, run=run)
+        rank.chain.uses.begin(transfer, use.units)
+        if not is_send:
+            rank.chain.uses.release_hold(use.owners[rank.place])
+            use.owners[rank.place] = transfer
+            assert use.taken is not None, "a receive has taken its units"
+            rank.chain.written(use.taken[rank.place])
+            use.ends.append(end)
+        else:
+            _opened(rank, use, transfer, end)
+        rank.transfers[transfer] = end
+
+    world.on_each("a transfer", begin)
+    use.stage = Stage.OPEN
+    note_places(world, use)
+
+
+def quarantine(world: World, use: Use) -> None:
+    """It has failed: its engine may do what it was told at any time."""
+    world.on_each("a failed transfer", lambda rank: rank.chain.uses.quarantine(use.owners[rank.place]))
+    for rank in world.ranks:
+        del rank.transfers[use.owners[rank.place]]
+    use.stage = Stage.QUARANTINED
+    found = _places(world.ranks[0], use)
+    use.elsewhere = {name: found[name] != places for name, places in use.places.items()}
+
+
+# ── ends ──
+
+
+def end(world: World, use: Use) -> str:
+    """An open copy or transfer is over on every rank; what became of its units meanwhile, in words."""
+    fate = fate_of(world, use)
+    world.on_each("the end of a use", lambda rank: rank.chain.uses.end(use.owners[rank.place]))
+    for rank in world.ranks:
+        rank.transfers.pop(use.owners[rank.place], None)
+    check_read(world, use)
+    world.over(use)
+    return fate
+
+
+def unfix(world: World, use: Use) -> str:
+    """Fixed units may move again; for a failed transfer, once every host has seen that its engine is done."""
+    for rank in world.ranks if use.stage is Stage.QUARANTINED else []:
+        rank.device.wait_on_host(use.ends[rank.place])
+    fate = fate_of(world, use)
+    world.on_each("unfix", lambda rank: rank.chain.uses.unfix(use.owners[rank.place]))
+    world.uses.close(use)
+    return fate
+
+
+def give_up(world: World, use: Use) -> None:
+    """A parked request ends: what is announced is withdrawn, what is open goes on over freed units."""
+    if use.stage is Stage.ANNOUNCED:
+        if use.kind is Kind.LOAD:
+            world.on_each("unfix", lambda rank: rank.chain.uses.unfix(use.owners[rank.place]))
+        elif use.kind is Kind.RECEIVE:
+            world.on_each("release", lambda rank: rank.chain.uses.release_hold(use.owners[rank.place]))
+        if use.taken is not None:
+            taken = use.taken
+            world.on_each("pay_zero_debt", lambda rank: rank.chain.pay_zero_debt(taken[rank.place]))
+            for part in use.parts:
+                world.shadow.pay(part.band.name, part.units)
+        world.uses.close(use)
+    request = world.unpark(use)
+    if request is not None:
+        world.close([request])
+
+
+def end_all(world: World) -> None:
+    """End every use, with nothing in flight: hosts wait for what is open, what is announced is carried out."""
+    for use in list(world.uses.uses):
+        if use.stage is Stage.ANNOUNCED and use.kind is Kind.LOAD:
+            submit_load(world, use)
+        elif use.stage is Stage.ANNOUNCED and use.kind is Kind.SEND:
+            world.uses.close(use)
+            world.unpark(use)
+            continue
+        elif use.stage is Stage.ANNOUNCED:
+            announced = announce(world, use)
+            assert announced, "no forward is in flight"
+            for rank in world.ranks:
+                rank.device.wait_on_host(use.gates[rank.place])
+            begin_transfer(world, use)
+        if use.is_fixed:
+            unfix(world, use)
+        else:
+            for rank in world.ranks:
+                rank.device.wait_on_host(use.ends[rank.place])
+            end(world, use)
+
+
+def fate_of(world: World, use: Use) -> str:
+    """What has become of its units since the ledger was told of them, as the tail of an outcome."""
+    rank, words = world.ranks[0], set()
+    for part in use.parts:
+        name, places = part.band.name, use.places[part.band.name]
+        held, span = part.still_held(world.shadow), rank.chain.span(part.band.name)
+        moved = held & (rank.chain.physical_units(name, part.units) != places)
+        if not held.all():
+            words.add("freed under it")
+        if moved.any():
+            words.add("moved elsewhere meanwhile")
+        if ((places < span.first_page) | (places >= span.end_page)).any():
+            words.add("its units were fenced")
+    return "".join(f", {word}" for word in sorted(words))
+
+
+def check_read(world: World, use: Use) -> None:
+    """Raise `CheckFailedError` unless host or peer memory has what the units held when the read was told of."""
+    for rank, buffer in zip(world.ranks, use.buffers, strict=False):
+        found = rank.device.read_on_host(_whole(buffer), name=f"the end of {use.name}").view(np.uint64)
+        expected = np.concatenate([use.words[part.band.name].ravel() for part in use.parts])
+        if not np.array_equal(found, expected):
+            raise CheckFailedError(
+                "lost_write", f"{use.name} has not read on rank {rank.place} what it was handed"
+            )
+
+
+def note_places(world: World, use: Use) -> None:
+    """Where its units stand now."""
+    use.places = _places(world.ranks[0], use)
+
+
+# ── helpers ──
+
+
+def _opened(rank: Rank, use: Use, signal: HostCopy | NetworkTransfer, end: ModelledEvent) -> None:
+    use.owners.append(signal)
+    use.ends.append(end)
+
+
+def _places(rank: Rank, use: Use) -> dict[str, IntArray]:
+    return {part.band.name: rank.chain.physical_units(part.band.name, part.units) for part in use.parts}
+
+
+def _publish_after(rank: Rank, use: Use) -> int:
+    newest = -1
+    for name, places in _places(rank, use).items():
+        found = clearance(Consumer.NETWORK_RECEIVE, rank.chain.ledger(name), places)
+        if found.host_waits or len(found.excluded):
+            raise CheckFailedError(
+                "disturbed_use", f"{use.name} was handed units of band {name!r} that are in use"
+            )
+        newest = max(newest, found.publish_after)
+    return newest
+
+
+def _draw_words(world: World, use: Use) -> None:
+    for part in use.parts:
+        numbers = world.shadow.numbers(part.band, len(part.units))
+        use.words[part.band.name] = np.repeat(numbers[:, None], part.band.words, axis=1)
+
+
+def _spans(rank: Rank, use: Use) -> list[ByteSpan]:
+    places = _places(rank, use)
+    return [
+        span for part in use.parts for span in rank.device.unit_spans(part.band.grid, places[part.band.name])
+    ]
+
+
+def _whole(buffer: Buffer) -> ByteSpan:
+    return buffer.span(0, len(buffer.bytes))
+
+
+def _reading(rank: Rank, use: Use) -> tuple[Sequence[ByteSpan], Buffer, Callable[[RunningWork], None]]:
+    """What it reads, where to, and the work."""
+    places, words = _places(rank, use), use.words
+    buffer = rank.device.create_buffer(f"memory of {use.name}", 8 * sum(each.size for each in words.values()))
+    use.buffers.append(buffer)
+
+    def read(_: RunningWork) -> None:
+        found = []
+        for part in use.parts:
+            name = part.band.name
+            found.append(rank.units[name][places[name]])
+            check_words(f"{use.name} on rank {rank.place}", part.band, part.units, words[name], found[-1])
+        buffer.bytes.view(np.uint64)[:] = np.concatenate([each.ravel() for each in found])
+
+    return _spans(rank, use), buffer, read
+
+
+def _writing(rank: Rank, use: Use) -> tuple[Sequence[ByteSpan], Callable[[RunningWork], None]]:
+    """What it writes, and the work."""
+    places, words = _places(rank, use), use.words
+
+    def write(_: RunningWork) -> None:
+        for part in use.parts:
+            rank.units[part.band.name][places[part.band.name]] = words[part.band.name]
+
+    return _spans(rank, use), write
