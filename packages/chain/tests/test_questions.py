@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 
 from kvtide.chain import BandTake, ChainAllocator, ChainError, Taken, TakeRefusal
 from kvtide.device import NumpyDevice
-from kvtide.ledger import CheckLevel, ForwardSteps, InvariantChecks, InvariantError
+from kvtide.ledger import (
+    Access,
+    CheckLevel,
+    ForwardSteps,
+    InvariantChecks,
+    InvariantError,
+    NetworkTransfer,
+)
 from kvtide.plan import pack
 
 from .books import books_of
@@ -197,6 +204,31 @@ def test_an_estimate_read_inside_a_decision_raises_where_checks_are_strict() -> 
                 else:
                     read()
             read()
+
+
+@pytest.mark.requirement("C13", "C6")
+def test_a_clone_waits_for_nobody_where_the_original_would() -> None:
+    """The original's waiter blocks the host and ends transfers in the original: a what-if may do neither."""
+    layout = layout_of({"state": 112, "full": 48}, 48 + 48 * 40)
+    device, steps = NumpyDevice(layout.arena_bytes), ForwardSteps()
+    lengths = {f"ids:{band.name}": layout.id_count(band) for band in layout.bands}
+    waited: list[object] = []
+    chain = ChainAllocator(
+        layout, device, device.create_mirrors(lengths), steps, wait_for_transfers=waited.append
+    )
+    taken = chain.take(pages=40)
+    assert isinstance(taken, Taken)
+    send = NetworkTransfer("send 1", Access.READ)
+    chain.uses.begin(send, {"full": taken.pages[38:]})
+    chain.free_pages("full", taken.pages[:36])
+    other = NumpyDevice(layout.arena_bytes, byte_work=False)
+    clone = chain.clone(other, other.create_mirrors(lengths))
+    for each in (clone, clone.clone(other, NumpyDevice(layout.arena_bytes).create_mirrors(lengths))):
+        assert isinstance(each.take(state_slots=15), Taken)
+        assert send not in each.ledger("full")
+        each.verify_byte_accounting()
+    assert not waited
+    assert send in chain.ledger("full")
 
 
 @pytest.mark.requirement("C13")

@@ -294,6 +294,50 @@ def test_the_host_waits_for_transfers_only_where_no_layout_goes_around_them() ->
         world.check()
 
 
+@pytest.mark.requirement("C6", "T4")
+@pytest.mark.parametrize("band", ["state", "window-4", "full"])
+def test_held_units_move_and_their_hold_follows_where_only_they_are_in_the_way(band: str) -> None:
+    """A hold ends by no wait: a take that waited until it did would wait for ever. Grow-up end, float, grow-down end."""
+    world = World(layout_of(THREE, 80 + 48 + 4000), waits=True)
+    pages, slots = world.take(pages=12).pages, world.take(slots=12).state_slots
+    hold = ReceiveHold("receive 1")
+    held = slots[-1:] if band == "state" else pages[-1:]
+    world.chain.uses.hold(hold, {band: held})
+    world.free("state", slots[:11])
+    world.free("window-4", pages[:11])
+    world.free("full", pages[:11])
+    before = world.places(band, held)
+    asked = {"full": 0} if band == "state" else {"state": 0}
+    (name,) = asked
+    while world.chain.units_fit({name: asked[name] + 1}):
+        asked[name] += 1
+    assert world.chain.ensure_capacity(asked) is None
+    assert world.waited == [], "no transfer is open"
+    assert world.places(band, held) != before
+    assert world.chain.ledger(band).held_pages().tolist() == world.places(band, held)
+    world.check()
+    world.chain.uses.release_hold(hold)
+
+
+@pytest.mark.requirement("C6", "T3", "T4")
+def test_transfers_are_waited_for_before_held_units_move() -> None:
+    """The peer's wait ends by itself; a hold's units would have to be published anew."""
+    world = World(layout_of({"state": 112, "full": 48}, 48 + 48 * 40), waits=True)
+    pages = world.take(pages=40).pages
+    hold = ReceiveHold("receive 1")
+    world.chain.uses.begin(NetworkTransfer("send 1", Access.READ), {"full": pages[39:]})
+    world.chain.uses.hold(hold, {"full": pages[20:21]})
+    where = world.places("full", pages[20:21])
+    world.free("full", np.concatenate([pages[:20], pages[21:39]]))
+    world.take(slots=8)
+    assert world.waited == [["send 1"]]
+    assert world.places("full", pages[20:21]) == where
+    world.take(slots=8)
+    assert world.waited == [["send 1"]]
+    assert world.places("full", pages[20:21]) != where
+    world.check()
+
+
 @pytest.mark.requirement("C6")
 def test_a_waiter_that_returns_early_is_an_internal_error() -> None:
     """Going on would overwrite bytes that a peer still reads."""

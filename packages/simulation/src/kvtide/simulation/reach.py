@@ -31,25 +31,26 @@ def some_layout_holds(layout: ArenaLayout, needs: Sequence[Need], blocked: Seque
     for band, need in zip(layout.bands, needs, strict=True):
         if not need.pages:
             continue
-        ends = [
-            end for first, end in _extents(band, need) if first >= edge and _is_clear(first, end, blocked)
-        ]
-        if not ends:
+        # Spans rise, so the first that can be is the one that ends lowest.
+        end = next((end for first, end in _extents(band, need, edge) if _is_clear(first, end, blocked)), None)
+        if end is None:
             return False
-        edge = min(ends)
+        edge = end
     return True
 
 
-def _extents(band: BandLayout, need: Need) -> Iterator[tuple[int, int]]:
-    """First and end byte of every least span."""
-    firsts: Sequence[int] = range(band.first_page, band.page_count)
+def _extents(band: BandLayout, need: Need, edge: int) -> Iterator[tuple[int, int]]:
+    """First and end byte of every least span that begins at `edge` or later, ascending."""
+    lowest = band.lowest_page_from(edge)
+    firsts: Sequence[int] = range(lowest, band.page_count)
     if band.growth is Growth.UP:
         firsts = [band.first_page]
     elif band.growth is Growth.DOWN:
         firsts = [min(band.page_count - need.pages, *need.stays, band.page_count)]
+    least_end = max(need.stays, default=-1) + 1
     for first in firsts:
-        end = max(first + need.pages, *(page + 1 for page in need.stays), 0)
-        if band.first_page <= first <= min(need.stays, default=first) and end <= band.page_count:
+        end = max(first + need.pages, least_end)
+        if lowest <= first <= min(need.stays, default=first) and end <= band.page_count:
             yield band.start_byte(first), band.start_byte(end)
 
 
