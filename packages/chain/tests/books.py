@@ -8,7 +8,7 @@ import numpy as np
 
 from kvtide.chain import ChainAllocator
 
-_SHARED = ("_device", "_mirror", "_checks", "layout", "_grid", "grid", "_snapshot", "_epoch")
+_SHARED = ("_device", "_mirror", "_checks", "layout", "_grid", "grid", "_snapshots", "_epoch", "_stays")
 
 
 def books_of(chain: ChainAllocator) -> object:

@@ -134,10 +134,10 @@ def test_a_take_larger_than_the_arena_says_how_much_of_it_an_empty_one_holds() -
     refusal = walk.chain.take(pages=40)
     assert isinstance(refusal, TakeRefusal)
     assert refusal.is_final
-    largest = round(refusal.largest_share * 40)
+    largest = refusal.largest()["full"]
     assert isinstance(walk.chain.take(pages=largest + 1), TakeRefusal)
     assert isinstance(walk.chain.take(pages=largest), Taken)
-    assert f"an empty arena would hold {largest / 40:.1%} of what is asked for" in str(refusal)
+    assert f"an empty arena would hold {largest} of 'full' of it, so it can never be served" in str(refusal)
 
 
 def test_where_one_kind_alone_cannot_help_the_refusal_says_so() -> None:

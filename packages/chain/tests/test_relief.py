@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from kvtide.chain import ChainAllocator, ChainError, Taken, TakeRefusal
+from kvtide.chain import BandTake, ChainAllocator, ChainError, Taken, TakeRefusal
 from kvtide.device import ImmediateEvent, IntArray, NumpyDevice, UnitGrid
 from kvtide.ledger import (
     Access,
@@ -372,28 +372,237 @@ def test_a_send_that_still_reads_bytes_beyond_the_frontier_keeps_neighbours_out(
 
 
 @pytest.mark.requirement("C4", "C11")
-def test_a_hold_that_opens_or_closes_changes_answers_with_no_unit_changing_hands() -> None:
+def test_a_use_that_opens_or_closes_changes_answers_with_no_unit_changing_hands() -> None:
     """A snapshot kept over it would answer for a chain that is no more."""
     world = World(layout_of({"state": 112, "full": 48}, 48 + 48 * 40))
     pages = world.take(pages=40).pages
     world.free("full", pages[:36])
-    hold = ReceiveHold("receive 1")
-    assert world.chain.units_fit({"state": 15})
-    world.chain.uses.hold(hold, {"full": pages[38:]})
-    assert not world.chain.units_fit({"state": 15})
-    world.chain.verify_byte_accounting()
-    world.chain.uses.release_hold(hold)
-    assert world.chain.units_fit({"state": 15})
     uses, send = world.chain.uses, NetworkTransfer("send", Access.READ)
     for begin, end in (
         (lambda: uses.fix("x", {"full": pages[39:]}), lambda: uses.unfix("x")),
         (lambda: uses.begin(send, {"full": pages[39:]}), lambda: uses.end(send)),
     ):
+        assert world.chain.units_fit({"state": 15})
         begin()
         assert not world.chain.units_fit({"state": 15})
         world.chain.verify_byte_accounting()
         end()
         assert world.chain.units_fit({"state": 15})
+
+
+@pytest.mark.requirement("C6", "C5", "T4")
+@pytest.mark.parametrize("waits", [False, True])
+def test_held_pages_stay_when_they_can_and_move_with_their_hold_when_they_must(waits: bool) -> None:
+    """Their ids are not published yet, so nobody need wait: the peer is told the new ones."""
+    for must in (False, True):
+        world = World(layout_of({"state": 112, "full": 48}, 48 + 48 * 40), waits=waits)
+        pages = world.take(pages=40).pages
+        hold = ReceiveHold("receive 1")
+        held = pages[38:] if must else pages[:2]
+        world.chain.uses.hold(hold, {"full": held})
+        places = world.places("full", held)
+        world.free("full", pages[2:36])
+        world.take(slots=14)
+        assert (world.places("full", held) != places) is must
+        assert sorted(world.chain.ledger("full").held_pages().tolist()) == sorted(world.places("full", held))
+        assert world.waited == []
+        with pytest.raises(ChainError, match="held until a peer is told of them; release the hold first"):
+            world.chain.free_pages("full", held)
+        world.chain.uses.release_hold(hold)
+        world.free("full", held)
+        world.check()
+
+
+@pytest.mark.requirement("C5", "C7", "C11")
+def test_a_vacated_unit_under_a_send_takes_room_in_a_packed_end() -> None:
+    """It is no hole and does not move: a target span that forgets it is one unit short, half-way through a take."""
+    world = World(layout_of({"state": 112, "full": 48}, 48 + 112 * 10))
+    slots = world.take(slots=10).state_slots
+    outer, send = NetworkTransfer("outer", Access.READ), NetworkTransfer("send", Access.READ)
+    world.chain.uses.begin(outer, {"state": slots[9:]})
+    world.chain.uses.begin(send, {"state": slots[7:9]})
+    world.free("state", np.concatenate([slots[:3], slots[9:]]))
+    assert world.chain.flush_opportunistic(2) == 2
+    assert world.chain.statistics().bands[0].vacated_units == 2
+    world.chain.uses.end(outer)
+    more = world.take(slots=1).state_slots
+    world.free("state", slots[3:4])
+    world.check()
+    room = next(pages for pages in range(40, 0, -1) if world.chain.units_fit({"full": pages}))
+    world.take(pages=room)
+    world.check()
+    assert world.places("state", more)
+    world.chain.uses.end(send)
+    world.check()
+
+
+@pytest.mark.requirement("T6", "C5", "C11")
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_vacated_unit_whose_send_fails_is_neither_free_nor_forgotten(waits: bool) -> None:
+    """A forward and a send read it, the send is quarantined, the forward ends: it is withheld from then on."""
+    world = World(layout_of({"state": 112, "full": 48}, 48 + 112 * 10), waits=waits)
+    slots = world.take(slots=10).state_slots
+    outer, send = NetworkTransfer("outer", Access.READ), NetworkTransfer("send", Access.READ)
+    world.chain.uses.begin(outer, {"state": slots[9:]})
+    world.chain.uses.begin(send, {"state": slots[7:9]})
+    world.free("state", np.concatenate([slots[:2], slots[9:]]))
+    world.forward()
+    assert world.chain.flush_opportunistic(2) == 2
+    world.chain.uses.quarantine(send)
+    fits = [count for count in range(6) if world.chain.units_fit({"state": count})]
+    world.process()
+    world.check()
+    assert fits == [count for count in range(6) if world.chain.units_fit({"state": count})]
+    if fits[-1]:
+        world.take(slots=fits[-1])
+    world.check()
+    world.chain.uses.unfix(send)
+    assert world.chain.units_fit({"state": fits[-1] and 2})
+    world.check()
+
+
+@pytest.mark.requirement("C5", "K5")
+def test_admission_credits_no_unit_that_a_transfer_keeps() -> None:
+    """An eviction walk would empty the cache, and the take be refused all the same."""
+    world = World(layout_of({"state": 112, "full": 48}, 48 + 48 * 10))
+    pages = world.take(pages=10).pages
+    world.chain.uses.begin(NetworkTransfer("send", Access.READ), {"full": pages[:5]})
+    assert world.chain.admits({"full": 5}, {"full": 10})
+    assert not world.chain.admits({"full": 6}, {"full": 10})
+
+
+@pytest.mark.requirement("C7", "C10")
+def test_a_flush_waits_behind_no_copy_stream() -> None:
+    """Copy streams stand behind the running forward: a wait for one is a wait for it."""
+    world = World(layout_of({"state": 112, "full": 48}, 4000))
+    slots = world.take(slots=6).state_slots
+    load, backup = world.copy("load", Access.WRITE), world.copy("backup")
+    world.chain.uses.begin(load, {"state": slots[5:]})
+    world.chain.uses.begin(backup, {"state": slots[:2]})
+    world.free("state", slots[:2])
+    world.device.query_event = lambda event: False  # type: ignore[method-assign]  # so that nothing saves a wait
+    waits: list[object] = []
+    world.device.wait_event = lambda stream, event: waits.append(event)  # type: ignore[method-assign]  # a watching device
+    assert world.chain.flush_opportunistic() == 0, "the outermost is written by a load"
+    world.chain.uses.end(load)
+    assert world.chain.flush_opportunistic() == 0, "the holes are read by a backup"
+    world.chain.uses.end(backup)
+    assert world.chain.flush_opportunistic() == 2
+    assert waits == []
+
+
+@pytest.mark.requirement("A5", "L5")
+def test_a_unit_taken_without_zeroing_is_cleared_of_a_backup_that_reads_it() -> None:
+    """The forward that writes it stands behind the schedule stream, which must wait for the copy."""
+    world = World(layout_of({"state": 112, "full": 48}, 4000))
+    slots = world.take(slots=3).state_slots
+    backup = world.copy("backup")
+    world.chain.uses.begin(backup, {"state": slots[:1]})
+    world.free("state", slots[:1])
+    world.device.query_event = lambda event: False  # type: ignore[method-assign]  # so that nothing saves a wait
+    waits: list[object] = []
+    world.device.wait_event = lambda stream, event: waits.append(event)  # type: ignore[method-assign]  # a watching device
+    world.chain.take(state_slots=1, bands={"state": BandTake(unwritten=ids())})
+    assert waits == [backup.finish]
+
+
+@pytest.mark.requirement("C8")
+def test_holes_that_make_nobody_wait_for_a_forward_come_first() -> None:
+    """The nearest hole carries bytes that a running forward reads; one further away does not."""
+    world = World(layout_of({"state": 112, "full": 48}, 4000))
+    slots = world.take(slots=8).state_slots
+    world.chain.uses.fix("corner", {"state": slots[7:]})
+    world.free("state", slots[:2])
+    recorded = world.forward()
+    usage = world.chain.ledger("state")
+    assert world.chain.flush_opportunistic() == 0, "the outermost is fixed"
+    # A move of unit 2 leaves it vacated; taken early by one who queues no wait, it still carries its reader.
+    usage.vacate(world.chain.physical_units("state", slots[2:3]), ids(0))
+    usage.take_vacated(ids(2))
+    band = world.chain._bands["state"]
+    assert band._take_holes(1).tolist() == [0]
+    assert usage.hazards_on(ids(2)).newest_forward == recorded.forward
+
+
+@pytest.mark.requirement("C2", "C3")
+def test_settled_units_at_an_open_side_are_given_back() -> None:
+    """A span that ended in holes would hide bytes from its neighbour, who would move pages for them."""
+    world = World(layout_of({"state": 112, "full": 48}, 48 + 112 * 6))
+    slots = world.take(slots=6).state_slots
+    world.forward()
+    world.free("state", slots[2:])
+    world.take(slots=1)
+    assert world.chain.span("state").end_page == 3
+    world.take(pages=6)
+    assert world.chain.statistics().rearrangements == 0
+    world.process()
+    world.check()
+
+
+@pytest.mark.requirement("L1", "L3")
+def test_pending_units_do_not_return_before_their_forward_is_processed() -> None:
+    """They would be handed out under it."""
+    world = World(layout_of({"state": 112, "full": 48}, 4000))
+    slots = world.take(slots=2).state_slots
+    recorded = world.forward()
+    world.free("state", slots)
+    with pytest.raises(InvariantError, match=r"forward\.pending_returns_after_processing"):
+        world.chain.forward_processed(recorded.forward)
+    world.process()
+    world.check()
+
+
+@pytest.mark.requirement("A5", "L8")
+def test_mistakes_with_units_under_transfers_are_refused_before_anything_changes() -> None:
+    """Copies into what a send reads, out of what a receive writes, zeroing of what is fixed."""
+    world = World(layout_of({"state": 112, "full": 48}, 4000))
+    slots = world.take(slots=4).state_slots
+    send, receive = NetworkTransfer("send", Access.READ), NetworkTransfer("receive", Access.WRITE)
+    world.chain.uses.begin(send, {"state": slots[:1]})
+    world.chain.uses.begin(receive, {"state": slots[1:2]})
+    owed = world.chain.take(state_slots=1, bands={"state": BandTake(unwritten=ids())})
+    assert isinstance(owed, Taken)
+    world.chain.uses.fix("load", {"state": owed.state_slots})
+    before = books_of(world.chain)
+    for call, text in (
+        (lambda: world.chain.copy_state_slots(slots[3:], slots[:1]), "fixed, or under a transfer"),
+        (lambda: world.chain.copy_state_slots(slots[1:2], slots[3:]), "still write some of them"),
+        (lambda: world.chain.pay_zero_debt(owed), "fixed, or under a transfer"),
+        (lambda: world.chain.uses.begin(send, {"state": ids(1, 1)}), "one is named twice"),
+        (lambda: world.chain.uses.begin(send, {}), "no unit at all"),
+        (lambda: world.chain.free_state_slots([1]), "found list"),  # type: ignore[arg-type]  # the mistake
+        (lambda: world.chain.flush_opportunistic(-1), "cannot flush at most -1"),
+    ):
+        with pytest.raises(ChainError, match=text):
+            call()
+        assert books_of(world.chain) == before
+    world.chain.uses.unfix("load")
+    world.chain.pay_zero_debt(owed)
+    assert world.chain.statistics().owed_units == 0
+
+
+@pytest.mark.requirement("C1", "C5")
+def test_a_waiter_that_frees_what_the_take_names_is_noticed() -> None:
+    """It was checked before the wait; bound all the same, the page would be minted and bound a second time."""
+    world = World(layout_of({"4": 112, "full": 48}, 112 + 48 + 12 * 112 + 40 * 48 + 112), waits=True)
+    pages = world.take(pages=12).pages
+    more = world.chain.take(pages=28, bands={})
+    assert isinstance(more, Taken)
+    send = NetworkTransfer("send", Access.READ)
+    world.chain.uses.begin(send, {"full": more.pages[27:]})
+    world.free("window-4", pages)
+    world.chain.free_pages("full", more.pages[:27])
+    wait = world.wait
+
+    def wait_and_free(transfers: Sequence[NetworkTransfer]) -> None:
+        wait(transfers)
+        world.free("full", pages[:1])
+
+    world.chain._relief._wait_for_transfers = wait_and_free
+    with pytest.raises(ChainError, match="of virtual pages that are not minted"):
+        world.chain.take(pages=12, bands={"window-4": BandTake(held=pages[:1])})
+    assert world.waited
+    world.check()
 
 
 @pytest.mark.requirement("T6", "C6")

@@ -394,6 +394,7 @@ class UsageAgainstADict(RuleBasedStateMachine):
         assert self.usage.stopping(ids(pages)).tolist() == [
             self.may_be_written_by_forward(page)
             or self.is_received(page)
+            or self.has(page, Hazard.COPY_WRITE)
             or self.has(page, Hazard.FIXED)
             or self.has(page, "held")
             for page in pages

@@ -29,7 +29,14 @@ import numpy as np
 
 from kvtide.chain.band import Band, FloatBand
 from kvtide.chain.chain_bands import ChainBands, sub_pages
-from kvtide.chain.checks import bound_units, checked, units_to_free
+from kvtide.chain.checks import (
+    bound_units,
+    check_may_read,
+    check_may_write,
+    checked,
+    is_count,
+    units_to_free,
+)
 from kvtide.chain.errors import ChainError
 from kvtide.chain.estimates import Estimates
 from kvtide.chain.id_space import IdSpace, VirtualPages
@@ -136,7 +143,9 @@ class ChainAllocator:
             _debts=self._debts.clone(),
             _estimates=Estimates(bands, pages, self._checks),
             _wait_for_transfers=waiter,
-            _relief=Relief(bands, fences, device, steps, waiter),
+            _relief=Relief(
+                bands, fences, device, steps, waiter, rearrangement_count=self._relief.rearrangement_count
+            ),
             uses=uses,
         )
 
@@ -153,9 +162,13 @@ class ChainAllocator:
         """
         self.steps.check_pages_may_change("a take")
         asked = asked_of_bands(self._bands, self._pages, pages, state_slots, bands)
+        waits_before = self._relief.host_wait_count
         spans = self._make_room([ask.unit_count for ask in asked])
         if isinstance(spans, TakeRefusal):
             return spans
+        if self._relief.host_wait_count > waits_before:
+            # What ended with the transfers may have freed what the take names: it is refused as an error, nothing being taken.
+            asked_of_bands(self._bands, self._pages, pages, state_slots, bands)
         minted, slots = units_of(self._pages.mint(pages)), units_of(self._slots.mint(state_slots))
         debt: dict[str, Owed] = {}
         for band, ratio, ask, span in zip(self._bands, self._bands.ratios, asked, spans, strict=True):
@@ -180,9 +193,11 @@ class ChainAllocator:
     def admits(self, units: Mapping[str, int], evictable: Mapping[str, int]) -> bool:
         """Whether a take of so many units would be served once `evictable` units, by band, had been freed: admission's question.
 
-        Raises `ChainError` for more evictable units than a band holds beside its fixed ones.
+        Units under a transfer are not evictable: leave them out. Raises `ChainError` for more than a band holds beside its fixed ones.
         """
-        snapshot = reclaimed_snapshot(self._relief.snapshot(), self._counts(evictable))
+        snapshot = reclaimed_snapshot(
+            self._relief.snapshot(), self._counts(evictable), around_network=self._relief.goes_around
+        )
         return self._relief.fits(self._counts(units), snapshot)
 
     def fits_after_frees(self, units: Mapping[str, int], freed: Mapping[str, int]) -> bool:
@@ -206,6 +221,10 @@ class ChainAllocator:
         It never waits for an unretired forward and never moves what somebody holds; the schedule stream may wait for copies.
         """
         self.steps.check_pages_may_change("a flush")
+        if not is_count(max_moves):
+            raise ChainError(
+                f"cannot flush at most {max_moves!r} units a band: an integer of 0 or more is needed"
+            )
         return sum(
             band.flush_opportunistic(max_moves)
             for band in self._bands
@@ -221,12 +240,19 @@ class ChainAllocator:
     def pay_zero_debt(self, taken: Taken) -> None:
         """The taking forward will not run: zero what came without, as far as it is still held.
 
-        What was queued of an aborted launch must be ordered before: the schedule stream has waited for it.
+        What was queued of an aborted launch must be ordered before: the schedule stream has waited for it. Raises `ChainError`, with
+        the debt still open, while units of it are fixed or under a transfer.
         """
         self.steps.check_pages_may_change("zeroing")
-        for name, owed in self._debts.close(taken).items():
-            band = self._bands[name]
-            band.zero(band.ids.physical(units_of(owed.units())))
+        owed_units = []
+        for name, owed in self._debts.of(taken).items():
+            band, virtual = self._bands[name], owed.units()
+            units = band.ids.physical(units_of(virtual))
+            check_may_write(band, virtual, units, "zero")
+            owed_units.append((band, units))
+        self._debts.close(taken)
+        for band, units in owed_units:
+            band.zero(units)
 
     def forward_recorded(self, forward: RecordedForward, writes: Mapping[str, IntArray | None]) -> None:
         """What a recorded forward writes, by band, as virtual (sub-)pages and slots; `None` where it is unknown (row L7).
@@ -242,6 +268,7 @@ class ChainAllocator:
 
     def forward_processed(self, forward: int) -> None:
         """Return the units that waited for `forward` or an earlier one; call it after `ForwardSteps.forward_processed`."""
+        self.steps.check_processed(forward)
         for band in self._bands:
             band.release_pending_through(forward)
 
@@ -258,6 +285,8 @@ class ChainAllocator:
             raise ChainError(
                 f"cannot copy state slots {some(sources)} to {some(targets)}: as many targets as sources, and no slot twice"
             )
+        check_may_read(state, sources, units[: len(sources)], "copy")
+        check_may_write(state, targets, units[len(sources) :], "copy to")
         if len(sources):
             state.copy(units[: len(sources)], units[len(sources) :])
             self._debts.forget(state.layout.name, targets)
@@ -371,14 +400,16 @@ class ChainAllocator:
     def _make_room(self, asked: Sequence[int]) -> Spans | TakeRefusal:
         """Where each band is to stand for what it is asked for, units having moved if they must; or why that cannot be."""
         made = self._relief.make_room(asked)
-        return (
-            refusal_of(self._bands, asked, "no layout of the arena holds the take") if made is None else made
+        if made is not None:
+            return made
+        return refusal_of(
+            self._bands, asked, self._relief.snapshot(), around_network=self._relief.goes_around
         )
 
     def _counts(self, units: Mapping[str, int]) -> list[int]:
         for name, count in units.items():
             self._bands[name]
-            if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+            if not is_count(count):
                 raise ChainError(
                     f"cannot ask for {count!r} units of band {name!r}: an integer of 0 or more is needed"
                 )

@@ -38,7 +38,8 @@ class Band(BandUnits):
         may still touch the units. A planned take cannot fail.
         """
         count = len(virtual.ids)
-        if count > len(self._holes) and len(self.pending):
+        settles = count > len(self._holes) and len(self.pending) > 0
+        if settles:
             self._settle(count - len(self._holes))
         from_holes = min(count, len(self._holes))
         taken = units_of(self._take_holes(from_holes)) if from_holes else _NONE
@@ -47,6 +48,8 @@ class Band(BandUnits):
         self.ids.bind(virtual, taken)
         self.live_count += count
         self.epoch += 1
+        if settles:
+            self._retreat()
         self._zero_taken(taken.ids, unwritten)
 
     def zero(self, units: IntArray) -> None:
@@ -121,8 +124,9 @@ class Band(BandUnits):
     def flush_opportunistic(self, max_moves: int) -> int:
         """Move at most `max_moves` of the outermost live units of an end into its innermost holes; how many moved.
 
-        It never waits for an unretired forward: it stops at a unit that one may write, at a fixed or held one, and at one that a
-        receive writes. A band with pending units, or with pages that await publication, is left alone.
+        It never waits for an unretired forward: it stops at a unit that one may write, at a fixed one, and at one that a receive or a
+        load writes, and moves into no hole that somebody still touches. A band with pending units, or with pages that await
+        publication, is left alone.
         """
         if not len(self._holes) or len(self.pending) or self.usage.has_holds:
             return 0
@@ -143,8 +147,7 @@ class Band(BandUnits):
         self._holes.remove(units_of(holes))
         # Outermost and innermost first they rise and fall; ascending, both make the longest runs.
         sources, targets = (
-            np.sort(units) if self.usage.steers_choice else units if units[0] <= units[-1] else units[::-1]
-            for units in (sources[:count], holes)
+            units if units[0] <= units[-1] else units[::-1] for units in (sources[:count], holes)
         )
         self._holes.add(units_of(self._move(units_of(sources), units_of(targets))))
         stays = np.concatenate([outermost[count : count + 1], targets, self._withheld])
@@ -205,12 +208,11 @@ class Band(BandUnits):
         return chosen, np.setdiff1d(room, chosen, assume_unique=True)
 
     def _clear_holes(self, unit_count: int) -> IntArray:
-        """At most so many of the holes nearest the anchor, none of which makes a move wait for an unretired forward."""
+        """At most so many of the holes nearest the anchor, none of which anybody still touches: a move for gain waits for nobody."""
         holes = self._holes.nearest(unit_count)
-        if not self.usage.steers_choice:
+        if self.usage.is_clear:
             return holes
-        chosen = choose_holes(Consumer.SCHEDULE_COPY, self.usage, holes, len(holes))
-        return chosen.pages[: chosen.clear_count]
+        return np.delete(holes, self.usage.hazards_on(holes).places)
 
     def _grow_to(self, first_page: int, end_page: int) -> Units:
         """Extend the span; the new units, nearest the anchor first."""

@@ -16,7 +16,7 @@ else it stays as a hole. So the span never ends in a hole, and never retreats ov
 
 from __future__ import annotations
 
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -35,7 +35,25 @@ from kvtide.ledger import (
 )
 from kvtide.plan import BandLayout, Growth, PageSpan
 
-_NONE = Units(NO_UNITS, NO_UNITS)
+
+class Staying(NamedTuple):
+    """Units of a band that a layout has to go around, ascending, and the runs that they form."""
+
+    epoch: int
+    """Of the ledger."""
+
+    fixed: IntArray
+    """Promised to stay."""
+
+    sent: IntArray
+    """Under a transfer."""
+
+    touched: IntArray
+    """Under a transfer, or held until a peer is told of them."""
+
+    fixed_extents: tuple[PageSpan, ...]
+    sent_extents: tuple[PageSpan, ...]
+    touched_extents: tuple[PageSpan, ...]
 
 
 class BandUnits:
@@ -71,6 +89,7 @@ class BandUnits:
         self.usage = PageUsage(steps, layout.page_count, name=layout.name, grid=self._grid, fences=fences)
         """The band's ledger."""
         self._withheld = NO_UNITS
+        self._stays: Staying | None = None
         self._holes = HoleSet(layout.page_count, from_high_end=self._grows_down)
         if layout.has_sink:
             device.zero_units(device.schedule_stream, self._grid, np.zeros(1, np.int64))
@@ -113,15 +132,22 @@ class BandUnits:
         """Physical units in use, ascending."""
         return self.ids.bound_in(self.first_page, self.end_page)
 
-    def snapshot(self) -> BandSnapshot:
-        """What pricing needs to know; costs nothing that grows with the band."""
+    def snapshot(self, *, holds_stay: bool) -> BandSnapshot:
+        """What pricing needs to know; costs nothing that grows with the band.
+
+        What a receive holds counts as under a transfer where `holds_stay`; without it, it moves like any other unit.
+        """
         vacated = self.usage.vacated_count
         free = self.free_count + vacated
         span_units = self.end_page - self.first_page
         if not self.usage.binds_layout:
             return BandSnapshot(self.first_page, self.end_page, span_units - free, free)
-        fixed, touched = self.usage.fixed_pages(), self._touched()
-        network_free = int(np.count_nonzero(self.usage.is_vacated(touched)))
+        staying = self._staying()
+        network_free = 0
+        if vacated:
+            free -= int(np.count_nonzero(self.usage.is_vacated(staying.fixed)))
+            left_behind = staying.sent[self.usage.is_vacated(staying.sent)]
+            network_free = int(np.count_nonzero(~self.usage.is_fixed(left_behind)))
         if len(self._withheld):
             under_transfer = int(np.count_nonzero(~self.usage.is_fixed(self._withheld)))
             free += under_transfer
@@ -131,24 +157,21 @@ class BandUnits:
             self.end_page,
             span_units - free,
             free,
-            extents_of(fixed),
-            extents_of(touched),
+            staying.fixed_extents,
+            staying.touched_extents if holds_stay else staying.sent_extents,
             network_free,
         )
 
-    def compact_span(self, *, moves_held: bool = False) -> tuple[int, int]:
-        """The least span of an end: its live units packed at its anchor, as far as units that stay let it. First and end page.
+    def compact_span(self, *, holds_stay: bool) -> tuple[int, int]:
+        """The least span of an end: its units packed at its anchor, as far as those that stay let it. First and end page.
 
-        Held units stay too, unless they move because nothing else serves.
+        Units that are neither live nor holes stay where they are and take room: withheld ones, and vacated ones that a send reads.
         """
-        kept = self.live_count + len(self._withheld)
-        stays = (
-            np.concatenate(
-                [self.usage.fixed_pages(), self.usage.transfer_pages() if moves_held else self._touched()]
-            )
-            if self.usage.binds_layout
-            else NO_UNITS
-        )
+        kept = self.live_count + len(self._withheld) + self.usage.vacated_count
+        stays = NO_UNITS
+        if self.usage.binds_layout:
+            staying = self._staying()
+            stays = np.concatenate([staying.fixed, staying.touched if holds_stay else staying.sent])
         if self._grows_down:
             return min(self._anchor - kept, int(stays.min(initial=self._anchor))), self._anchor
         return self._anchor, max(self._anchor + kept, int(stays.max(initial=self._anchor - 1)) + 1)
@@ -183,9 +206,21 @@ class BandUnits:
         """Where an empty span stands."""
         return self.layout.page_count if self._grows_down else self.layout.first_page
 
-    def _touched(self) -> IntArray:
-        """Pages that a transfer touches or a receive holds: a plan that makes no host wait leaves them where they are."""
-        return np.union1d(self.usage.transfer_pages(), self.usage.held_pages())
+    def _staying(self) -> Staying:
+        """What may not move now; looked up anew once the ledger has changed."""
+        if self._stays is None or self._stays.epoch != self.usage.epoch:
+            fixed, sent, held = self.usage.fixed_pages(), self.usage.transfer_pages(), self.usage.held_pages()
+            touched = np.union1d(sent, held) if len(held) else sent
+            self._stays = Staying(
+                self.usage.epoch,
+                fixed,
+                sent,
+                touched,
+                extents_of(fixed),
+                extents_of(sent),
+                extents_of(touched),
+            )
+        return self._stays
 
     def _collect_vacated(self) -> None:
         self._add_holes(units_of(self.usage.take_ready_vacated()))
@@ -206,6 +241,7 @@ class BandUnits:
         if not withheld.any():
             return units
         self._withheld = np.concatenate([self._withheld, units.ids[withheld]])
+        self.epoch += 1
         return units_of(units.ids[~withheld])
 
     def _add_holes(self, units: Units) -> None:

@@ -17,14 +17,24 @@ _UNSIGNED = np.dtype(np.uint64)
 def units_to_free(band: Band, virtual: Units) -> Units:
     """The physical units behind what a caller frees in `band`.
 
-    Raises `ChainError` for ids that are not bound there, named twice, or reserved for a load: invariants
+    Raises `ChainError` for ids that are not bound there, named twice, held, or reserved for a load: invariants
     `band.free_of_bound_page` and `band.free_outside_reservation`.
     """
     units = bound_units(band, virtual, "free")
     if band.ids.names_twice(virtual.ids, units):
         entries, times = np.unique(virtual.ids, return_counts=True)
         raise ChainError(_text(band, "free", entries[times > 1], "named twice in one free"))
-    if not band.usage.is_clear:
+    if band.usage.binds_layout:
+        held = band.usage.is_held(units.ids)
+        if held.any():
+            raise ChainError(
+                _text(
+                    band,
+                    "free",
+                    virtual.ids[held],
+                    "held until a peer is told of them; release the hold first",
+                )
+            )
         reserved = band.usage.reserved(units.ids)
         if reserved.any():
             raise ChainError(
@@ -62,10 +72,14 @@ def check_unbound(band: Band, virtual: IntArray, is_minted: npt.NDArray[np.bool_
 
 def check_ids(band: Band, virtual: IntArray, verb: str) -> None:
     """Raise `ChainError` unless `virtual` is a list of ids of `band`."""
-    if virtual.ndim != 1 or virtual.dtype != np.int64:
-        raise ChainError(
-            f"cannot {verb} {_what(band)} of band {band.layout.name!r}: ids must be a one-dimensional int64 array, found "
+    if not isinstance(virtual, np.ndarray) or virtual.ndim != 1 or virtual.dtype != np.int64:
+        shape = (
             f"{virtual.dtype} {list(virtual.shape)}"
+            if isinstance(virtual, np.ndarray)
+            else type(virtual).__name__
+        )
+        raise ChainError(
+            f"cannot {verb} {_what(band)} of band {band.layout.name!r}: ids must be a one-dimensional int64 array, found {shape}"
         )
     if len(virtual):
         # As unsigned numbers, negative ids lie beyond every band: one pass instead of two.
@@ -95,3 +109,26 @@ def _text(band: Band, verb: str, virtual: IntArray, why: str) -> str:
 
 def _what(band: Band) -> str:
     return "state slots" if band.layout.kind is SubPoolKind.STATE else "pages"
+
+
+def check_may_read(band: Band, virtual: IntArray, units: IntArray, verb: str) -> None:
+    """Raise `ChainError` for units that a receive still writes."""
+    received = band.usage.writers(units).transfers
+    if received:
+        names = [transfer.name for transfer in received]
+        raise ChainError(_text(band, verb, virtual, f"{names} still write some of them"))
+
+
+def check_may_write(band: Band, virtual: IntArray, units: IntArray, verb: str) -> None:
+    """Raise `ChainError` for units that are fixed or under a transfer."""
+    if band.usage.binds_layout:
+        withheld = band.usage.withheld(units)
+        if withheld.any():
+            raise ChainError(
+                _text(band, verb, virtual[withheld], "fixed, or under a transfer; end that first")
+            )
+
+
+def is_count(value: object) -> bool:
+    """Whether a caller's count is an integer of 0 or more, Python's or NumPy's."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and int(value) >= 0

@@ -3,8 +3,8 @@
     1  in place      each band has its units free, or grows into the gap beside it; nobody's transfer is in the way
     2  refuse        no layout that can be reached serves: nothing has been touched
     3  recover       the schedule stream waits for the forwards that units pend or are vacated under; they are free from here on
-    4  plan          around what transfers touch and receives hold; only if that fails, the host waits for transfers, and 1 to 4
-                     begin again; only if none is open, held units move, and the holds with them
+    4  plan          around what transfers touch and receives hold; if that fails, around transfers alone, and holds move along; if
+                     that fails too, the host waits for transfers, and 1 to 4 begin again
     5  realize       ends are compacted, floats relocated in an order in which none meets another
 
 The five steps are the only road: a take, `ensure_capacity`, and a question are one search over one snapshot, so a yes is a
@@ -50,6 +50,8 @@ class Relief:
         device: Device,
         steps: ForwardSteps,
         wait_for_transfers: TransferWaiter | None,
+        *,
+        rearrangement_count: int = 0,
     ) -> None:
         """Over `bands`. Without a waiter, layouts that need one are none: what transfers touch stays where it is."""
         self._bands = bands
@@ -57,29 +59,43 @@ class Relief:
         self._device = device
         self._steps = steps
         self._wait_for_transfers = wait_for_transfers
-        self._snapshot: ChainSnapshot | None = None
+        self._snapshots: dict[bool, ChainSnapshot] = {}
         self._epoch = -1
-        self.rearrangement_count = 0
-        """Plans realized since the start that moved units, or could have."""
+        self.rearrangement_count = rearrangement_count
+        """Plans realized since the start that compact or relocate a band."""
+        self.host_wait_count = 0
+        """Times that the host waited for transfers."""
 
     # ── questions ──
 
-    def snapshot(self) -> ChainSnapshot:
-        """What pricing sees now; kept until a capacity fact of some band changes."""
+    def snapshot(self, *, holds_stay: bool = False) -> ChainSnapshot:
+        """What pricing sees now; kept until a capacity fact of some band changes.
+
+        Held units move like any other, unless `holds_stay` counts them among what transfers touch.
+        """
         epoch = sum(band.epoch + band.usage.epoch for band in self._bands)
-        if self._snapshot is None or epoch != self._epoch:
-            self._snapshot, self._epoch = self._look(), epoch
-        return self._snapshot
+        if epoch != self._epoch:
+            self._snapshots.clear()
+            self._epoch = epoch
+        found = self._snapshots.get(holds_stay)
+        if found is None:
+            found = self._snapshots[holds_stay] = self._look(holds_stay=holds_stay)
+        return found
 
     def fits(self, asked: Sequence[int], snapshot: ChainSnapshot | None = None) -> bool:
         """Whether room can be made for units of each band, now or as `snapshot` says."""
-        # Without a waiter, what transfers touch cannot be had.
-        around = self._wait_for_transfers is None
-        return feasible(self.snapshot() if snapshot is None else snapshot, asked, around_network=around)
+        return feasible(
+            self.snapshot() if snapshot is None else snapshot, asked, around_network=self.goes_around
+        )
+
+    @property
+    def goes_around(self) -> bool:
+        """Whether what transfers touch cannot be had: nobody would wait for them."""
+        return self._wait_for_transfers is None
 
     def verify(self) -> None:
         """Raise `InvariantError` if the snapshot that is kept is stale (C11)."""
-        kept, fresh = self.snapshot(), self._look()
+        kept, fresh = self.snapshot(), self._look(holds_stay=False)
         if kept[1:] != fresh[1:]:  # The grids are the same object.
             raise InvariantError(
                 "chain.snapshot_is_fresh",
@@ -90,26 +106,28 @@ class Relief:
     # ── the five steps ──
 
     def make_room(self, asked: Sequence[int]) -> Spans | None:
-        """Spans in which each band has the units it is asked for, free or by growing; `None`, with nothing changed, if none can be."""
-        if self._fences.transfer_count or any(band.usage.binds_layout for band in self._bands):
-            found = self._plan_in_place(asked)
-        else:
-            found = self._grow_in_place(asked)
-        if found is not None:
-            return found
-        if not self.fits(asked):
-            return None
-        self._recover()
-        planned = first_plan(self.snapshot(), asked, around_network=True)
-        if planned is None:
-            if self._end_transfers():
-                return self.make_room(asked)
-            planned = first_plan(self.snapshot(), asked, around_network=False)
-            assert planned is not None, "it fits, and only holds were in the way"
-            self._realize(planned, moves_held=True)
-        else:
-            self._realize(planned)
-        return [(span.first_page, span.end_page) for span in planned.spans]
+        """Spans in which each band has the units it is asked for, free or by growing; `None` if none can be.
+
+        Then nothing has changed, unless the host has waited for transfers and what ended with them took the room.
+        """
+        while True:
+            found = self._stay_in_place(asked)
+            if found is not None:
+                return found
+            if not self.fits(asked):
+                return None
+            self._recover()
+            for holds_stay in (True, False):
+                planned = first_plan(self.snapshot(holds_stay=holds_stay), asked, around_network=True)
+                if planned is not None:
+                    self._realize(planned, holds_stay=holds_stay)
+                    return [(span.first_page, span.end_page) for span in planned.spans]
+            self._end_transfers()
+
+    def _stay_in_place(self, asked: Sequence[int]) -> Spans | None:
+        """Spans in place: by plain growth where nothing binds the layout, else, or where that does not serve, by a search."""
+        binds = self._fences.transfer_count or any(band.usage.binds_layout for band in self._bands)
+        return (None if binds else self._grow_in_place(asked)) or self._plan_in_place(asked)
 
     def _grow_in_place(self, asked: Sequence[int]) -> Spans | None:
         """Spans in place, on integers alone: the usual case.
@@ -142,7 +160,7 @@ class Relief:
         return spans
 
     def _plan_in_place(self, asked: Sequence[int]) -> Spans | None:
-        """Spans in place where transfers or fixed units are about: none extends into their bytes, and no vacated unit is needed."""
+        """Spans in place as the search finds them: none extends into bytes of a transfer, and no vacated unit is needed."""
         found = plan(self.snapshot(), asked, Rearrangement.NO_MOVE, around_network=True)
         if found is None:
             return None
@@ -157,29 +175,31 @@ class Relief:
 
         The host does not wait. What moves later waits for its own writers.
         """
-        newest = self._steps.newest_unretired
-        if newest is not None and any(band.usage.vacated_count for band in self._bands):
-            self._device.wait_event(self._device.schedule_stream, newest.event)
-            self._steps.wait_queued(newest.event)
+        reader = max(
+            (band.usage.newest_reader for band in self._bands if band.usage.vacated_count), default=-1
+        )
+        if reader > self._steps.retired_through:
+            event = self._steps.recorded(reader).event
+            self._device.wait_event(self._device.schedule_stream, event)
+            self._steps.wait_queued(event)
         for band in self._bands:
             band.settle_all()
 
-    def _end_transfers(self) -> bool:
-        """Wait on the host for every open transfer, around which no layout goes; false where none is open, and nobody waited.
-
-        Quarantined ones are never waited for.
-        """
+    def _end_transfers(self) -> None:
+        """Wait on the host for every open transfer, around which no layout goes. Quarantined ones are never waited for."""
         transfers = {
             signal: None
             for band in self._bands
             for signal in band.usage.signals()
             if isinstance(signal, NetworkTransfer)
         }
-        if not transfers:
-            return False
-        assert self._wait_for_transfers is not None, (
-            "without a waiter, layouts go around transfers or are none"
-        )
+        if self._wait_for_transfers is None or not transfers:
+            raise InvariantError(
+                "chain.yes_is_a_layout",
+                f"room fits and no plan makes it; {len(transfers)} transfers are open",
+                "a question and the plans see different snapshots",
+            )
+        self.host_wait_count += 1
         self._wait_for_transfers(list(transfers))
         still_open = [
             transfer.name for transfer in transfers if any(transfer in band.usage for band in self._bands)
@@ -190,15 +210,14 @@ class Relief:
                 f"transfers {still_open} were waited for and are still open",
                 "the waiter returned without ending them",
             )
-        return True
 
-    def _realize(self, planned: LayoutPlan, *, moves_held: bool = False) -> None:
+    def _realize(self, planned: LayoutPlan, *, holds_stay: bool) -> None:
         if planned.step is Rearrangement.NO_MOVE:
             return
         bands = list(self._bands)
         moved_before = sum(band.moved_count for band in bands)
         for place in planned.flushed:
-            bands[place].pack_into(*self._flush_target(place, planned, moves_held=moves_held))
+            bands[place].pack_into(*self._flush_target(place, planned, holds_stay=holds_stay))
         spans = [band.span for band in bands]
         for place in move_order(self._bands.layout, spans, planned.spans, planned.relocated):
             target = planned.spans[place]
@@ -215,11 +234,11 @@ class Relief:
 
     # ── helpers ──
 
-    def _flush_target(self, place: int, planned: LayoutPlan, *, moves_held: bool) -> tuple[int, int]:
+    def _flush_target(self, place: int, planned: LayoutPlan, *, holds_stay: bool) -> tuple[int, int]:
         """First and end page of an end once it is flushed: back `FLUSH_REACH` times as far as others need, if it can go so far."""
         bands, layout = list(self._bands), self._bands.layout
         band = bands[place]
-        first_page, end_page = band.compact_span(moves_held=moves_held)
+        first_page, end_page = band.compact_span(holds_stay=holds_stay)
         others = [
             (layout.bands[other].start_byte(span.first_page), layout.bands[other].start_byte(span.end_page))
             for other, span in enumerate(planned.spans)
@@ -236,8 +255,8 @@ class Relief:
         )
         return min(first_page, band.first_page + FLUSH_REACH * needed), end_page
 
-    def _look(self) -> ChainSnapshot:
-        bands = tuple(band.snapshot() for band in self._bands)
+    def _look(self, *, holds_stay: bool) -> ChainSnapshot:
+        bands = tuple(band.snapshot(holds_stay=holds_stay) for band in self._bands)
         if not self._fences.transfer_count:
             return ChainSnapshot(self._bands.layout, bands)
         sent, quarantined = (

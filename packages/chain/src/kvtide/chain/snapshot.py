@@ -63,8 +63,12 @@ class ChainSnapshot(NamedTuple):
     """Bytes outside all spans that nobody may write."""
 
 
-def reclaimed_snapshot(snapshot: ChainSnapshot, evictable: Sequence[int]) -> ChainSnapshot:
+def reclaimed_snapshot(
+    snapshot: ChainSnapshot, evictable: Sequence[int], *, around_network: bool = False
+) -> ChainSnapshot:
     """The snapshot as if `evictable` units of each band, in chain order, had been freed: they are credited as free.
+
+    With `around_network` no more of a band is credited than is not under a transfer: freed, such a unit would be nobody's.
 
     A band that keeps nothing, no fixed page and none of a transfer, is as empty as one that never held any: a float becomes
     transparent. Raises `ChainError` for more units than a band holds beside its fixed pages.
@@ -78,6 +82,9 @@ def reclaimed_snapshot(snapshot: ChainSnapshot, evictable: Sequence[int]) -> Cha
             raise ChainError(
                 f"cannot credit {freed} units of band {grid.name!r}: of its {band.occupied} occupied ones {movable} are not fixed"
             )
+        if around_network and band.network:
+            touched = sum(extent.page_count for extent in band.network) - band.network_free
+            freed = min(freed, max(movable - touched, 0))  # noqa: PLW2901  # what can be had of it
         if not freed:
             bands.append(band)
         elif freed == band.occupied and not band.network:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from kvtide.chain.band import Band
 from kvtide.chain.chain_bands import ChainBands, sub_pages
-from kvtide.chain.checks import check_ids, check_places, check_unbound
+from kvtide.chain.checks import check_ids, check_places, check_unbound, is_count
 from kvtide.chain.errors import ChainError
 from kvtide.chain.id_space import VirtualPages
 from kvtide.chain.units import NO_UNITS, Units, joined, some, units_of
@@ -96,7 +96,7 @@ def asked_of_bands(
 
 def _check_counts(chain: ChainBands, pages: int, state_slots: int) -> None:
     for count in (pages, state_slots):
-        if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+        if not is_count(count):
             raise ChainError(
                 f"cannot take {pages!r} pages and {state_slots!r} state slots: counts must be integers of 0 or more"
             )
@@ -193,9 +193,13 @@ class ZeroDebts:
         """Note what a take did not zero, by band."""
         self._open[taken] = debt
 
-    def close(self, taken: Taken) -> dict[str, Owed]:
-        """End a debt; what of it is still held, by band. Nothing for one that is over, or never was."""
-        return self._open.pop(taken, {})
+    def of(self, taken: Taken) -> dict[str, Owed]:
+        """What of a debt is still held, by band. Nothing for one that is over, or never was."""
+        return self._open.get(taken, {})
+
+    def close(self, taken: Taken) -> None:
+        """End a debt, if it is open."""
+        self._open.pop(taken, None)
 
     def forget(self, band_name: str, virtual: IntArray) -> None:
         """Units that are freed, or written otherwise, are owed no longer: soon they may be somebody else's."""
@@ -204,6 +208,11 @@ class ZeroDebts:
             if owed is not None:
                 units = owed.units()
                 debt[band_name] = Owed(units[~np.isin(units, virtual)], NO_UNITS)
+        self._open = {
+            taken: debt
+            for taken, debt in self._open.items()
+            if any(owed.unit_count for owed in debt.values())
+        }
 
     def clone(self) -> ZeroDebts:
         """The same debts, which go their own way (row C13)."""

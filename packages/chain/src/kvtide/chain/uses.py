@@ -12,6 +12,7 @@ from kvtide.chain.band import Band
 from kvtide.chain.chain_bands import ChainBands
 from kvtide.chain.checks import bound_units, checked
 from kvtide.chain.errors import ChainError
+from kvtide.chain.units import some
 from kvtide.device import IntArray
 from kvtide.ledger import NetworkTransfer, ReceiveHold, Signal
 
@@ -19,7 +20,7 @@ from kvtide.ledger import NetworkTransfer, ReceiveHold, Signal
 class ChainUses:
     """Uses of the units of one chain. Lists of units are one-dimensional int64 arrays of virtual ids, by band name.
 
-    A method raises `ChainError`, with nothing changed, for units that are not bound, and `InvariantError` for a use that is begun
+    A method raises `ChainError`, with nothing changed, for units that are not bound or named twice and for no unit at all, and `InvariantError` for a use that is begun
     or ended twice.
     """
 
@@ -72,10 +73,17 @@ class ChainUses:
         )
 
     def _resolved(self, units: Mapping[str, IntArray], verb: str) -> list[tuple[Band, IntArray]]:
+        """Bands and physical units, all of them looked at before anything is recorded."""
         found = []
         for name, virtual in units.items():
             band = self._bands[name]
-            found.append((band, bound_units(band, checked(band, virtual, verb), verb).ids))
+            named = checked(band, virtual, verb)
+            physical = bound_units(band, named, verb)
+            if band.ids.names_twice(virtual, physical):
+                raise ChainError(f"cannot {verb} units {some(virtual)} of band {name!r}: one is named twice")
+            found.append((band, physical.ids))
+        if not any(len(physical) for _, physical in found):
+            raise ChainError(f"cannot {verb} no unit at all: nothing would ever end it")
         return found
 
     def _of_all(

@@ -202,6 +202,15 @@ class ForwardSteps:
                 "a batch was keyed by a forward that had been processed",
             )
 
+    def check_processed(self, forward: int) -> None:
+        """Raise `InvariantError` while `forward` or one before it is recorded and unprocessed. Nobody waits here."""
+        if self._recorded and self._recorded[0].forward <= forward:
+            raise InvariantError(
+                "forward.pending_returns_after_processing",
+                f"pages that wait for forward {forward} are to return, and {self._recorded[0].forward} is not processed",
+                "the chain was told before ForwardSteps was",
+            )
+
     def _check_fresh(self, event: Event, whose: str) -> None:
         noted = [(each.event, each.forward) for each in self._recorded] + self._completions
         for known, forward in noted:

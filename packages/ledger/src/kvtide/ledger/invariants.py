@@ -86,6 +86,11 @@ _ALL = (
         holds="A forward is processed once the host has waited for a completion that covers its event.",
     ),
     Invariant(
+        id="forward.pending_returns_after_processing",
+        guard="ledger, chain",
+        holds="Pages that wait for a forward return by processing only once it is processed.",
+    ),
+    Invariant(
         id="forward.use_names_one_in_flight",
         guard="ledger",
         holds="A forward that somebody waits for, or notes a completion of, is recorded and unprocessed.",
@@ -219,6 +224,11 @@ _ALL = (
         id="chain.snapshot_is_fresh",
         guard="chain",
         holds="The capacity snapshot that is kept says what the bands say.",
+    ),
+    Invariant(
+        id="chain.yes_is_a_layout",
+        guard="chain",
+        holds="Where room is said to fit, some plan makes it.",
     ),
     Invariant(
         id="chain.waiter_ends_transfers",

@@ -96,6 +96,10 @@ class PageClaims:
         """Which of `pages` somebody fixes: they neither move nor are handed out. Nobody waits for them."""
         return self._fixed.claimed(pages)
 
+    def is_held(self, pages: IntArray) -> BoolArray:
+        """Which of `pages` a receive holds until publication. Nobody waits."""
+        return self._held.claimed(pages)
+
     @property
     def has_holds(self) -> bool:
         """Whether a receive awaits publication: a flush for gain leaves the whole band alone. Nobody waits."""

@@ -118,13 +118,13 @@ class PageUsage(PageClaims):
     def stopping(self, sources: IntArray) -> BoolArray:
         """Which of `sources` a move made for gain leaves alone; asking waits for nothing, and such a move never does.
 
-        Those that an unretired forward may write (all of them while one's writes are unknown), that a receive writes, that are
-        fixed, or that are held.
+        Those that an unretired forward may write (all of them while one's writes are unknown), that a receive or a load writes, that
+        are fixed, or that are held. A load's stream stands behind a forward, so whoever waits for it waits for that.
         """
         self._lists.check(sources, "a move")
         stop = self._writes.written(sources) | self._fixed.claimed(sources) | self._held.claimed(sources)
         for signal, places in self._uses.by_signal(sources):
-            if isinstance(signal, NetworkTransfer) and signal.access is Access.WRITE:
+            if signal.access is Access.WRITE:
                 stop[places] = True
         return stop
 
@@ -237,6 +237,11 @@ class PageUsage(PageClaims):
         self._vacated.remove(pages)
 
     @property
+    def newest_reader(self) -> int:
+        """The newest forward that was ever said to read a vacated page; −1 for none. Nobody waits."""
+        return self._vacated.newest_reader
+
+    @property
     def vacated_count(self) -> int:
         """Vacated pages. Nobody waits."""
         return len(self._vacated)
@@ -256,6 +261,7 @@ class PageUsage(PageClaims):
         `InvariantError`, with nothing changed, for a fixed page, which may not leave, and for one outside the band or named twice.
         """
         self._lists.check_once(pages, "a retreat")
+        self.epoch += 1
         if self._fixed and self._fixed.claimed(pages).any():
             raise self._fixed_page(pages, "leave the band")
         for forward, group in self._vacated.pass_on_readers(pages, self.steps.retired_through):
