@@ -121,7 +121,9 @@ class BandUnits:
         if not self.usage.binds_layout:
             return BandSnapshot(self.first_page, self.end_page, span_units - free, free)
         fixed, touched = self.usage.fixed_pages(), self._touched()
-        network_free = int(np.count_nonzero(self.usage.is_vacated(touched)))
+        # A quarantine also fixes what moves left behind.
+        free -= int(np.count_nonzero(self.usage.is_vacated(fixed)))
+        network_free = int(np.count_nonzero(self.usage.is_vacated(touched) & ~self.usage.is_fixed(touched)))
         if len(self._withheld):
             under_transfer = int(np.count_nonzero(~self.usage.is_fixed(self._withheld)))
             free += under_transfer
