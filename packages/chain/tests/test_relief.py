@@ -602,6 +602,37 @@ def test_a_waiter_that_frees_what_the_take_names_is_noticed() -> None:
     with pytest.raises(ChainError, match="of virtual pages that are not minted"):
         world.chain.take(pages=12, bands={"window-4": BandTake(held=pages[:1])})
     assert world.waited
+
+
+@pytest.mark.requirement("T6", "C5")
+@pytest.mark.parametrize("waits", [False, True])
+@pytest.mark.parametrize("sends", [1, 2])
+def test_what_a_move_left_behind_under_a_failed_send_serves_no_take(waits: bool, sends: int) -> None:
+    """It is vacated as long as a forward may read it, and fixed: neither counts as free, whoever else reads it too."""
+    world = World(layout_of({"state": 112, "full": 48}, 48 + 112 * 8), waits=waits)
+    slots, uses = world.take(slots=8).state_slots, world.chain.uses
+    transfers = [NetworkTransfer(f"send {number}", Access.READ) for number in range(sends)]
+    for transfer in transfers:
+        uses.begin(transfer, {"state": slots[6:7]})
+    uses.fix("somebody", {"state": slots[7:]})
+    world.free("state", slots[7:])
+    world.free("state", slots[:1])
+    world.forward()
+    assert world.chain.flush_opportunistic() == 1
+    assert world.chain.span("state").page_count == 8, "the fixed slot keeps the frontier"
+    uses.quarantine(transfers[0])
+    for _ in range(2):
+        assert not world.chain.units_fit({"state": 1})
+        assert isinstance(world.chain.take(state_slots=1), TakeRefusal)
+        assert not world.chain.admits({"state": 2}, {"state": 1})
+        assert world.chain.admits({"state": 1}, {"state": 1})
+        world.check()
+        world.process() if world.flying else None
+    for transfer in transfers[1:]:
+        uses.end(transfer)
+    uses.unfix(transfers[0])
+    world.take(slots=1)
+    assert not world.chain.units_fit({"state": 1})
     world.check()
 
 

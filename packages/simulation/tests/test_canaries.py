@@ -7,6 +7,7 @@ import pytest
 from kvtide.simulation import CHECKS, Operation, run_seed
 
 from .canaries import CANARIES
+from .use_canaries import USE_CANARIES
 
 ACTIONS = 200
 
@@ -31,4 +32,5 @@ def test_a_planted_fault_is_found_by_the_check_it_is_for(
 
 def test_every_check_has_a_canary() -> None:
     """A check without one may be blind."""
-    assert {canary.check for canary in CANARIES.values()} == set(CHECKS)
+    canaries = [*CANARIES.values(), *USE_CANARIES.values()]
+    assert {canary.check for canary in canaries} == set(CHECKS)

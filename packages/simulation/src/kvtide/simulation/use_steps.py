@@ -42,12 +42,14 @@ def hand_over(rank: Rank, use: Use, copy: HostCopy) -> None:
 
 def passed_gates(world: World, use: Use) -> bool:
     """Whether every rank's host has seen its gate."""
-    return all([rank.device.query_event(use.gates[rank.place]) for rank in world.ranks])
+    seen = [rank.device.query_event(use.gates[rank.place]) for rank in world.ranks]
+    return all(seen)
 
 
 def is_over(world: World, use: Use) -> bool:
     """Whether every rank's host sees the end: they agree on it, so that they act alike."""
-    return all([rank.device.query_event(use.ends[rank.place]) for rank in world.ranks])
+    seen = [rank.device.query_event(use.ends[rank.place]) for rank in world.ranks]
+    return all(seen)
 
 
 # ── host copies ──
@@ -70,7 +72,7 @@ def back_up(world: World, use: Use) -> None:
         rank.device.submit(rank.backups, use.name, reads=reads, writes=[_whole(buffer)], run=run)
         copy = HostCopy(use.name, Access.READ, rank.device.record_event(rank.backups))
         rank.chain.uses.begin(copy, use.units)
-        _opened(rank, use, copy, rank.device.record_event(rank.backups))
+        _opened(use, copy, rank.device.record_event(rank.backups))
 
     world.on_each("a backup", queue)
     note_places(world, use)
@@ -115,7 +117,7 @@ def announce(world: World, use: Use) -> bool:
 
 def has_moved(world: World, use: Use) -> bool:
     """Whether units stand elsewhere than when its gates were recorded."""
-    found = _places(world.ranks[0], use)
+    found = places_of(world.ranks[0], use)
     return any(not np.array_equal(found[name], places) for name, places in use.places.items())
 
 
@@ -143,7 +145,7 @@ def begin_transfer(world: World, use: Use) -> None:
             rank.chain.written(use.taken[rank.place])
             use.ends.append(end)
         else:
-            _opened(rank, use, transfer, end)
+            _opened(use, transfer, end)
         rank.transfers[transfer] = end
 
     world.on_each("a transfer", begin)
@@ -157,7 +159,7 @@ def quarantine(world: World, use: Use) -> None:
     for rank in world.ranks:
         del rank.transfers[use.owners[rank.place]]
     use.stage = Stage.QUARANTINED
-    found = _places(world.ranks[0], use)
+    found = places_of(world.ranks[0], use)
     use.elsewhere = {name: found[name] != places for name, places in use.places.items()}
 
 
@@ -255,24 +257,25 @@ def check_read(world: World, use: Use) -> None:
 
 def note_places(world: World, use: Use) -> None:
     """Where its units stand now."""
-    use.places = _places(world.ranks[0], use)
+    use.places = places_of(world.ranks[0], use)
+
+
+def places_of(rank: Rank, use: Use) -> dict[str, IntArray]:
+    """Band → where its units stand on a rank, as the host has it."""
+    return {part.band.name: rank.chain.physical_units(part.band.name, part.units) for part in use.parts}
 
 
 # ── helpers ──
 
 
-def _opened(rank: Rank, use: Use, signal: HostCopy | NetworkTransfer, end: ModelledEvent) -> None:
+def _opened(use: Use, signal: HostCopy | NetworkTransfer, end: ModelledEvent) -> None:
     use.owners.append(signal)
     use.ends.append(end)
 
 
-def _places(rank: Rank, use: Use) -> dict[str, IntArray]:
-    return {part.band.name: rank.chain.physical_units(part.band.name, part.units) for part in use.parts}
-
-
 def _publish_after(rank: Rank, use: Use) -> int:
     newest = -1
-    for name, places in _places(rank, use).items():
+    for name, places in places_of(rank, use).items():
         found = clearance(Consumer.NETWORK_RECEIVE, rank.chain.ledger(name), places)
         if found.host_waits or len(found.excluded):
             raise CheckFailedError(
@@ -289,7 +292,7 @@ def _draw_words(world: World, use: Use) -> None:
 
 
 def _spans(rank: Rank, use: Use) -> list[ByteSpan]:
-    places = _places(rank, use)
+    places = places_of(rank, use)
     return [
         span for part in use.parts for span in rank.device.unit_spans(part.band.grid, places[part.band.name])
     ]
@@ -301,7 +304,7 @@ def _whole(buffer: Buffer) -> ByteSpan:
 
 def _reading(rank: Rank, use: Use) -> tuple[Sequence[ByteSpan], Buffer, Callable[[RunningWork], None]]:
     """What it reads, where to, and the work."""
-    places, words = _places(rank, use), use.words
+    places, words = places_of(rank, use), use.words
     buffer = rank.device.create_buffer(f"memory of {use.name}", 8 * sum(each.size for each in words.values()))
     use.buffers.append(buffer)
 
@@ -318,7 +321,7 @@ def _reading(rank: Rank, use: Use) -> tuple[Sequence[ByteSpan], Buffer, Callable
 
 def _writing(rank: Rank, use: Use) -> tuple[Sequence[ByteSpan], Callable[[RunningWork], None]]:
     """What it writes, and the work."""
-    places, words = _places(rank, use), use.words
+    places, words = places_of(rank, use), use.words
 
     def write(_: RunningWork) -> None:
         for part in use.parts:

@@ -15,6 +15,7 @@ from kvtide.simulation.failures import CheckFailedError
 from kvtide.simulation.operations.choices import draw_bits, some_of
 from kvtide.simulation.rank import Rank
 from kvtide.simulation.requests import BatchEntry
+from kvtide.simulation.use_steps import places_of
 from kvtide.simulation.world import World
 
 MANY_MOVES = 1_000
@@ -110,7 +111,8 @@ class Flush:
 
 
 def flush(world: World, most_moves: int) -> int:
-    """Flush every rank; units moved. A wait for a forward in flight ends the run."""
+    """Flush every rank; units moved. A wait for a forward in flight ends the run, and a move of held units."""
+    held = [(use, places_of(world.ranks[0], use)) for use in world.uses.uses if use.is_held]
     before = [rank.steps.retired_through for rank in world.ranks]
     moved = world.on_each("a flush", lambda rank: rank.chain.flush_opportunistic(most_moves))[0]
     for rank, retired in zip(world.ranks, before, strict=True):
@@ -119,6 +121,11 @@ def flush(world: World, most_moves: int) -> int:
                 "needless_wait",
                 f"a flush waits for forward {rank.steps.retired_through} on rank {rank.place}",
             )
+    for use, places in held:
+        if any(
+            not np.array_equal(found, places[name]) for name, found in places_of(world.ranks[0], use).items()
+        ):
+            raise CheckFailedError("disturbed_use", f"a flush for gain moves units that {use.name} holds")
     return moved
 
 

@@ -10,7 +10,7 @@ from kvtide.simulation import use_steps
 from kvtide.simulation.actions import Numbers
 from kvtide.simulation.bands import NONE
 from kvtide.simulation.operations.choices import draw_bits, one_of, some_of, some_places
-from kvtide.simulation.operations.named_units import finished, named_parts
+from kvtide.simulation.operations.named_units import able, finished, named_parts
 from kvtide.simulation.rank import Rank
 from kvtide.simulation.requests import Request
 from kvtide.simulation.uses import Kind, Stage, Use, parts_of
@@ -28,17 +28,20 @@ class BackUp:
 
     def generate(self, rng: random.Random, world: World) -> Numbers | None:
         """Whose, in which bands, which."""
-        if not world.requests or len(world.uses.of(Kind.BACKUP, Stage.OPEN)) >= MOST_COPIES:
+        if len(world.uses.of(Kind.BACKUP, Stage.OPEN)) >= MOST_COPIES:
+            return None
+        requests = able(world, finished)
+        if not requests:
             return None
         return {
-            "requests": draw_bits(rng, len(world.requests)),
+            "requests": draw_bits(rng, len(requests)),
             "bands": draw_bits(rng, len(world.bands)),
             "bits": draw_bits(rng),
         }
 
     def apply(self, world: World, numbers: Numbers) -> str:
         """Queue it behind both streams, and tell the ledger."""
-        requests = some_of(world.requests, numbers["requests"])
+        requests = some_of(able(world, finished), numbers["requests"])
         parts = named_parts(world, requests, finished, numbers["bands"], numbers["bits"])
         if not parts:
             return "nothing to copy"
@@ -56,8 +59,11 @@ class Load:
         """For whom, how much, and whether its copy is trusted to write all of it."""
         if not world.attention or len(world.uses.of(Kind.LOAD, Stage.ANNOUNCED)) >= MOST_COPIES:
             return None
+        can_rebind = bool(world.windows and world.requests)
+        if not world.free_rows and not can_rebind:
+            return None
         return {
-            "window": rng.randrange(2) if world.windows and world.requests else 0,
+            "window": rng.randrange(0 if world.free_rows else 1, 2) if can_rebind else 0,
             "request": rng.randrange(16),
             "band": rng.randrange(4),
             "bits": draw_bits(rng, 8),

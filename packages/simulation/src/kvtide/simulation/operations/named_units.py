@@ -56,6 +56,20 @@ def seen_by_host(world: World, band: SimulatedBand, units: IntArray) -> IntArray
     return units[~world.uses.covers(Kind.LOAD, band, units)]
 
 
+def able(world: World, choice: Choice) -> list[Request]:
+    """Requests of which `choice` allows anything."""
+    return [
+        request
+        for request in world.requests
+        if any(len(choice(world, request, band)) for band in world.bands)
+    ]
+
+
+def able_to_leave(world: World) -> list[Request]:
+    """Requests with something to send that no forward includes, neither in flight nor the next one."""
+    return [one for one in able(world, everything) if one not in world.batch and not world.forwards_over(one)]
+
+
 def named_parts(
     world: World, requests: Sequence[Request], choice: Choice, bands: int, bits: int
 ) -> tuple[Part, ...]:

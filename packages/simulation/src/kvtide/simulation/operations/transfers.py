@@ -9,7 +9,13 @@ from kvtide.simulation import use_steps
 from kvtide.simulation.actions import Numbers
 from kvtide.simulation.operations.choices import draw_bits, one_of, some_of
 from kvtide.simulation.operations.host_copies import take_whole
-from kvtide.simulation.operations.named_units import everything, named_parts, settled
+from kvtide.simulation.operations.named_units import (
+    able,
+    able_to_leave,
+    everything,
+    named_parts,
+    settled,
+)
 from kvtide.simulation.rank import Rank
 from kvtide.simulation.uses import Kind, Stage, Use, parts_of
 from kvtide.simulation.world import World
@@ -28,23 +34,25 @@ class Send:
 
     def generate(self, rng: random.Random, world: World) -> Numbers | None:
         """Whose, in which bands, which; whether it is a request's last."""
-        if not world.requests or len(world.uses.of(Kind.SEND, Stage.ANNOUNCED)) >= MOST_TRANSFERS:
+        if len(world.uses.of(Kind.SEND, Stage.ANNOUNCED)) >= MOST_TRANSFERS:
+            return None
+        last = rng.randrange(2)
+        requests = able_to_leave(world) if last else able(world, settled)
+        if not requests:
             return None
         return {
-            "requests": draw_bits(rng, len(world.requests)),
+            "requests": draw_bits(rng, len(requests)),
             "bands": rng.choice((_ALL, draw_bits(rng, len(world.bands)))),
             "bits": rng.choice((_ALL, draw_bits(rng))),
-            "last": rng.randrange(2),
+            "last": last,
         }
 
     def apply(self, world: World, numbers: Numbers) -> str:
         """Record its gates."""
-        requests = some_of(world.requests, numbers["requests"])
         if numbers["last"]:
-            requests = [one for one in requests if one not in world.batch and not world.forwards_over(one)][
-                :1
-            ]
-        choice = everything if numbers["last"] else settled
+            requests, choice = some_of(able_to_leave(world), numbers["requests"])[:1], everything
+        else:
+            requests, choice = some_of(able(world, settled), numbers["requests"]), settled
         parts = named_parts(world, requests, choice, numbers["bands"], numbers["bits"])
         if not parts:
             return "nothing to send"

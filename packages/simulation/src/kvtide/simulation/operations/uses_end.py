@@ -7,7 +7,7 @@ import random
 from kvtide.simulation import use_steps
 from kvtide.simulation.actions import Numbers
 from kvtide.simulation.operations.choices import draw_bits, one_of, some_of
-from kvtide.simulation.operations.named_units import live, named_parts
+from kvtide.simulation.operations.named_units import able, live, named_parts
 from kvtide.simulation.rank import Rank
 from kvtide.simulation.uses import Kind, Stage, Use
 from kvtide.simulation.world import World
@@ -57,17 +57,20 @@ class Fix:
 
     def generate(self, rng: random.Random, world: World) -> Numbers | None:
         """Whose, in which bands, which."""
-        if not world.requests or len(world.uses.of(Kind.FIX, Stage.OPEN)) >= MOST_FIXES:
+        if len(world.uses.of(Kind.FIX, Stage.OPEN)) >= MOST_FIXES:
+            return None
+        requests = able(world, live)
+        if not requests:
             return None
         return {
-            "requests": draw_bits(rng, len(world.requests)),
+            "requests": draw_bits(rng, len(requests)),
             "bands": draw_bits(rng, len(world.bands)),
             "bits": draw_bits(rng),
         }
 
     def apply(self, world: World, numbers: Numbers) -> str:
         """Fix them."""
-        requests = some_of(world.requests, numbers["requests"])
+        requests = some_of(able(world, live), numbers["requests"])
         parts = named_parts(world, requests, live, numbers["bands"], numbers["bits"])
         if not parts:
             return "nothing to fix"

@@ -1,0 +1,139 @@
+"""Copies, transfers and fixed units in runs: what they meet, what is found when a rule about them is broken, and the exhaustive answer."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from kvtide.plan import ArenaLayout
+from kvtide.simulation import BandDraft, Operation, Scenario, run_seed
+from kvtide.simulation.reach import Need, some_layout_holds
+
+from .use_canaries import USE_CANARIES
+
+SEEDS = range(100, 160)
+ACTIONS = 200
+
+MET = {
+    ("back up", "queued, under a forward"),
+    ("load", "reserved, settled"),
+    ("load", "window: reserved, in place"),
+    ("submit load", "submitted, under a forward"),
+    ("send", "announced"),
+    ("send", "announced, the request's last"),
+    ("receive", "held, settled"),
+    ("receive", "held, moved"),
+    ("begin transfer", "receive: begun, under a forward"),
+    ("begin transfer", "receive: gate not seen by every rank"),
+    ("begin transfer", "receive: moved, gated anew"),
+    ("begin transfer", "send: begun, under a forward"),
+    ("begin transfer", "send: freed before it began"),
+    ("begin transfer", "send: moved, gated anew"),
+    ("end use", "backup over, freed under it"),
+    ("end use", "backup over, freed under it, its units were fenced"),
+    ("end use", "backup: not over on every rank"),
+    ("end use", "load over, freed under it"),
+    ("end use", "receive over"),
+    ("end use", "receive over, freed under it"),
+    ("end use", "receive: not over on every rank"),
+    ("end use", "send over"),
+    ("end use", "send over, freed under it"),
+    ("end use", "send: not over on every rank"),
+    ("fail", "receive quarantined, freed under it"),
+    ("fail", "receive quarantined, its request over"),
+    ("fail", "send quarantined"),
+    ("fix", "fixed, under a forward"),
+    ("unfix", "no longer fixed, freed under it"),
+    ("unfix", "receive out of quarantine, freed under it"),
+    ("give up", "load, announced"),
+    ("give up", "receive, announced"),
+    ("give up", "receive, open"),
+    ("give up", "send, open"),
+}
+"""What a slice of seeds must have met, or it proves less than it says."""
+
+
+@pytest.mark.requirement("X1", "V3", "L4", "L5", "C6", "H1", "H2", "T1", "T3", "T4", "T6")
+def test_units_that_others_use_are_safe(operations: dict[str, Operation]) -> None:
+    """No check fails, and what copies and transfers can meet has been met: reliefs that wait for them, frees and moves under them."""
+    coverage: Counter[tuple[str, str]] = Counter()
+    facts: Counter[str] = Counter()
+    for seed in SEEDS:
+        run = run_seed(seed, ACTIONS, operations)
+        assert run.failure is None, f"seed {seed}: {run.failure}"
+        coverage.update(run.coverage)
+        facts.update(run.facts)
+    assert set() == MET - set(coverage)
+    moved = sum(count for (_, outcome), count in coverage.items() if "moved elsewhere meanwhile" in outcome)
+    assert moved > 2
+    assert facts["sends waited for"] > 2
+    assert facts["receives waited for"] > 2
+
+
+@pytest.mark.requirement("X1", "X2")
+@pytest.mark.parametrize("name", USE_CANARIES)
+def test_a_fault_in_the_rules_of_uses_is_found(
+    name: str, monkeypatch: pytest.MonkeyPatch, operations: dict[str, Operation]
+) -> None:
+    """Within a few dozen short runs, and under the name that says what is wrong."""
+    canary = USE_CANARIES[name]
+    canary.plant(monkeypatch)
+    drawn = {
+        key: operation for key, operation in operations.items() if not canary.among or key in canary.among
+    }
+    found: dict[str, int] = {}
+    for seed in range(canary.seeds):
+        failure = run_seed(seed, ACTIONS, drawn).failure
+        if failure is not None:
+            found.setdefault(failure.check, seed)
+        if canary.check in found:
+            return
+    pytest.fail(f"{canary.seeds} seeds found {found}, and no {canary.check}")
+
+
+LAYOUT_BANDS = (
+    BandDraft(kind="state", entry_bytes=32),
+    BandDraft(kind="window", window_tokens=4, entry_bytes=16),
+    BandDraft(kind="full", entry_bytes=16),
+)
+SCENARIO = Scenario(
+    bands=LAYOUT_BANDS,
+    arena_bytes=512,
+    row_count=3,
+    overlap=1,
+    declares_read_end=True,
+    rank_seeds=(1, 2),
+    random_queries=False,
+)
+
+
+@pytest.fixture
+def layout() -> ArenaLayout:
+    return SCENARIO.layout()
+
+
+def test_the_exhaustive_answer_keeps_to_order_anchors_and_what_stays(layout: ArenaLayout) -> None:
+    """By hand: a prefix of 32 bytes, slots of 32, pages of 16 in an arena of 512."""
+    state, window, full = layout.bands
+    free = layout.arena_bytes - layout.prefix_bytes
+    assert (state.unit_bytes, window.unit_bytes, full.unit_bytes, free) == (32, 16, 16, 480)
+    none = Need(0)
+    assert some_layout_holds(layout, [Need(5), Need(10), Need(10)], [])
+    assert not some_layout_holds(layout, [Need(5), Need(10), Need(11)], [])
+    # A float that stays in the middle leaves room on both sides, and none of it to the wrong band.
+    middle = window.lowest_page_from(256)
+    stays = Need(1, (middle,))
+    assert some_layout_holds(layout, [Need(7), stays, none], [])
+    assert not some_layout_holds(layout, [Need(8), stays, none], [])
+    assert some_layout_holds(layout, [none, stays, Need(15)], [])
+    assert not some_layout_holds(layout, [none, stays, Need(16)], [])
+    # An end spans from its anchor to what stays.
+    assert some_layout_holds(layout, [Need(1, (state.first_page + 6,)), none, Need(16)], [])
+    assert not some_layout_holds(layout, [Need(1, (state.first_page + 6,)), none, Need(17)], [])
+    # Blocked bytes: ends stop before them, a float stands on one side of them.
+    blocked = [(256, 272)]
+    assert some_layout_holds(layout, [Need(7), Need(15), none], blocked)
+    assert not some_layout_holds(layout, [Need(8), none, none], blocked)
+    assert not some_layout_holds(layout, [none, Need(16), none], blocked)
+    assert not some_layout_holds(layout, [none, none, Need(16)], blocked)
