@@ -19,16 +19,21 @@ from kvtide.simulation.uses import Part, Use, UseBook
 def immovable(
     book: UseBook, layout: ArenaLayout, rank: Rank, live: Sequence[int], *, around_transfers: bool
 ) -> tuple[list[Need], list[tuple[int, int]]]:
-    """Each band's `live` units and what of it may not move, and byte ranges outside all spans that nobody may write."""
+    """Each band's `live` units and what of it may not move, and byte ranges outside all spans that nobody may write.
+
+    A hold follows a move that must be made, so what is held may move.
+    """
     stays: dict[str, set[int]] = {band.name: set() for band in layout.bands}
     blocked = []
     for use, part, places in _claims(book, rank, around_transfers=around_transfers):
+        if use.is_held:
+            continue
         span = rank.chain.span(part.band.name)
         grid = part.band.grid
         for page in places.tolist():
             if span.first_page <= page < span.end_page:
                 stays[part.band.name].add(page)
-            elif not use.is_held:
+            else:
                 start = grid.origin_bytes + page * grid.unit_bytes
                 blocked.append((start, start + grid.unit_bytes))
     needs = []

@@ -182,6 +182,8 @@ def _end_everything(world: World, rank: Rank, clone: ChainAllocator) -> None:
         clone.pay_zero_debt(take.taken[rank.place])
     for use in world.uses.of(Kind.LOAD, Stage.ANNOUNCED):
         clone.uses.unfix(use.owners[rank.place])
+    for use in world.uses.of(Kind.RECEIVE, Stage.ANNOUNCED):
+        clone.uses.release_hold(use.owners[rank.place])
     for band in sorted(world.attention, key=lambda band: band.is_owner):
         clone.free_pages(band.name, world.held(band))
     if world.state is not None:
