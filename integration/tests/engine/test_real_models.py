@@ -16,7 +16,12 @@ import torch
 
 from kvtide.arena import CPUDevice
 from kvtide.device import IntArray, Stream, UnitGrid
-from kvtide.engine.check import CheckResult, expected_tokens, first_token_difference, replay_on_plain_tensors
+from kvtide.engine.check import (
+    CheckResult,
+    expected_tokens,
+    first_token_difference,
+    replay_on_plain_tensors,
+)
 from kvtide.engine.loop import StepReport
 from kvtide.engine.models import MODELS
 from kvtide.engine.runner import Hook
