@@ -108,7 +108,7 @@ class Paged:
         row_table = mirrors["rows"].view(-1, self.storage.sized.pages_per_row)
         columns = torch.arange(row_table.shape[1], device=positions.device)
         is_held = (self.inputs.rows >= 0)[:, None] & (columns <= (positions // PAGE_TOKENS)[:, None])
-        virtual = torch.where(is_held, row_table[self.inputs.rows.clamp(min=0)], 0).long()
+        virtual = torch.where(is_held, row_table[self.inputs.rows.clamp(min=0)], 0)
         outputs = []
         for layer in WINDOWS:
             view = self.view(layer)

@@ -163,6 +163,7 @@ class Walk:
             view = self.storage.routed_cache.attention(layer)
             assert view is not None
             table = ids.page_tables[view.band]
+            assert table.dtype == ids.write_slots[view.band].dtype == torch.int64, "kernels are told int64"
             at = torch.arange(table.shape[1] * PAGE_TOKENS, device=table.device)
             slots = table[:, at // PAGE_TOKENS] * PAGE_TOKENS + at % PAGE_TOKENS
             readable = (at < ends[:, None]) & (at > starts[:, None] - window)
@@ -180,6 +181,7 @@ class Walk:
         view = self.storage.routed_cache.state(STATE_LAYER)
         assert view is not None
         assert ids.state_slots is not None
+        assert ids.state_slots.dtype == torch.int64, "kernels are told int64"
         plane = view.planes["recurrent"].unsqueeze(1)
         self.errors += (gather_tokens(plane, ids.state_slots) != starts[:, None]).sum()
         write_tokens(plane, ids.state_slots, ends[:, None].expand(-1, plane.shape[2]).float())

@@ -127,6 +127,17 @@ def test_ids_are_resolved_on_the_forward_stream_whichever_is_torchs_current_one(
     assert set(streams.seen[: len(forward)]) == {device.forward_stream}
 
 
+@pytest.mark.requirement("K3")
+@pytest.mark.parametrize("level", [CheckLevel.OFF, CheckLevel.STRICT])
+def test_a_forwards_ids_are_int64_though_mirrors_are_int32(level: CheckLevel) -> None:
+    """A kernel that is given a table by its address reads pairs of narrower ids as one."""
+    ids = run(build(check_level=level))
+    assert ids.state_slots is not None
+    found = [*ids.page_tables.values(), *ids.write_slots.values(), ids.state_slots]
+    assert len(found) == 3
+    assert {each.dtype for each in found} == {torch.int64}
+
+
 @pytest.mark.requirement("A6")
 def test_an_id_outside_its_table_is_masked_counted_and_told_at_idle() -> None:
     """It would read a neighbour's table, and write its pages; at the levels that look, nobody's bytes are touched."""
