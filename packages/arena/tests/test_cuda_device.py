@@ -210,6 +210,24 @@ def run_any_sequence(host: HostStreams, data: st.DataObject, seed: int) -> None:
 
 
 @pytest.mark.requirement("V1")
+@pytest.mark.parametrize(
+    ("sources", "targets"), [((1, 2, 3), (6, 7)), ((1,), (6, 7)), ((1,), ()), ((), (6,))]
+)
+def test_lists_of_units_of_different_lengths_are_refused_with_nothing_queued(
+    host: HostStreams, sources: tuple[int, ...], targets: tuple[int, ...]
+) -> None:
+    """The program would take the ids that are missing from what an earlier call left, and write over a stranger's page."""
+    device = cuda_device()
+    device.zero_units(device.schedule_stream, GRIDS[0], ids(*range(8)))
+    host.log.clear()
+    with pytest.raises(ValueError, match=f"cannot copy {len(sources)} sources to {len(targets)} targets"):
+        device.copy_units(device.schedule_stream, GRIDS[0], ids(*sources), ids(*targets))
+    with pytest.raises(IndexError, match="units run from 12 to 12"):
+        device.copy_units(device.schedule_stream, GRIDS[0], ids(1), ids(12))
+    assert not host.log
+
+
+@pytest.mark.requirement("V1")
 def test_launches_and_copies_do_not_grow_with_the_batch(host: HostStreams) -> None:
     """An iteration uploads every table in one copy and one launch; so is a zeroing, and a move of any number of pages."""
     device = cuda_device(1 << 16)

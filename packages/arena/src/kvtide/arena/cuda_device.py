@@ -148,8 +148,7 @@ class CUDADevice:
 
         Otherwise, as of a float that moves over itself, two launches for each scratch full of pairs.
         """
-        grid.check_units(self.arena_bytes, sources)
-        grid.check_units(self.arena_bytes, targets)
+        grid.check_pairs(self.arena_bytes, sources, targets)
         scratch_units = self._scratch.numel() * 8 // grid.unit_bytes
         for piece in _pieces(len(sources), 16):
             pairs = sources[piece], targets[piece]
