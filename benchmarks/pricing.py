@@ -16,7 +16,7 @@ from collections.abc import Callable
 from functools import partial
 
 from kvtide.chain.pricing import BandSnapshot, ChainSnapshot, LayoutPlan, feasible, first_plan
-from kvtide.plan import ArenaLayout, BandLayout, PageSpan, growths
+from kvtide.plan import ArenaLayout, BandLayout, PageSpan, SubPoolKind, growths
 
 UNITS = {2: (4096, 1024), 3: (4096, 1536, 1024), 6: (4096, 1536, 2560, 1280, 2048, 1024)}
 PAGES = (10**3, 10**5, 10**7)
@@ -32,6 +32,7 @@ def arena(units: tuple[int, ...], pages: int) -> ArenaLayout:
         bands=tuple(
             BandLayout(
                 name=f"band {place}",
+                kind=SubPoolKind.WINDOW,
                 growth=growth,
                 unit_bytes=unit,
                 origin_bytes=0,

@@ -5,18 +5,25 @@
 # Needs a Python with torch built for the GPU, Triton, NumPy and attrs: PYTHON names it, python3 by default. No nox, no network,
 # no test tools, and nothing outside this checkout. Wheels of what is missing may lie in the folder that KVTIDE_WHEELS names.
 set -euo pipefail
-cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
+case $python in
+    /*) ;;
+    */*) python=$PWD/$python ;;
+esac
+wheels=${KVTIDE_WHEELS:+$(realpath "$KVTIDE_WHEELS")}
+cd "$(dirname "$0")/.."
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 path=$scratch
 for source in packages/*/src integration/src; do
     path=$path:$PWD/$source
 done
-if [ -n "${KVTIDE_WHEELS:-}" ]; then
-    "$python" -m pip install --quiet --no-index --no-deps --target "$scratch" "$KVTIDE_WHEELS"/*.whl
+if [ -n "$wheels" ]; then
+    "$python" -m pip install --quiet --no-index --no-deps --target "$scratch" "$wheels"/*.whl
 fi
 export PYTHONPATH=$path${PYTHONPATH:+:$PYTHONPATH} PYTHONDONTWRITEBYTECODE=1 TRITON_CACHE_DIR=$scratch/triton
+# Streams that shared a queue of the hardware would be ordered by it, whatever waits are missing.
+export CUDA_DEVICE_MAX_CONNECTIONS=32
 if ! "$python" -c "import structlog" 2>"$scratch/why"; then
     # The packages log through it, and these checks read no log.
     cat >"$scratch/structlog.py" <<'STAND_IN'

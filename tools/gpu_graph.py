@@ -29,7 +29,15 @@ from gpu_walk import (
     WINDOW_LAYER,
     plan,
 )
-from kvtide.arena import LayerView, gather_pages, gather_tokens, token_slots, translate_ids, write_tokens
+from kvtide.arena import (
+    LayerView,
+    TensorDevice,
+    gather_pages,
+    gather_tokens,
+    token_slots,
+    translate_ids,
+    write_tokens,
+)
 from kvtide.device import IntArray
 from kvtide.storage import AdmissionRefusal, KVStorage, PreparedStep, UnresolvedIds
 
@@ -108,7 +116,7 @@ class Paged:
         row_table = mirrors["rows"].view(-1, self.storage.sized.pages_per_row)
         columns = torch.arange(row_table.shape[1], device=positions.device)
         is_held = (self.inputs.rows >= 0)[:, None] & (columns <= (positions // PAGE_TOKENS)[:, None])
-        virtual = torch.where(is_held, row_table[self.inputs.rows.clamp(min=0)], 0).long()
+        virtual = torch.where(is_held, row_table[self.inputs.rows.clamp(min=0)], 0)
         outputs = []
         for layer in WINDOWS:
             view = self.view(layer)
@@ -170,6 +178,7 @@ def captured(
             return work
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
+            assert _refuses(device), "ids were sent inside a capture"
             outputs = work()
 
     def replay() -> list[torch.Tensor]:
@@ -177,6 +186,15 @@ def captured(
         return outputs
 
     return replay
+
+
+def _refuses(device: TensorDevice) -> bool:
+    """Whether nothing is sent to the forward stream, which captures."""
+    try:
+        device.send(device.forward_stream, [np.zeros(1, np.int64)])
+    except RuntimeError:
+        return True
+    return False
 
 
 def decode_under_moves(place: Place, steps: int, seed: int) -> str:

@@ -24,9 +24,9 @@ ENTRIES = [(), (1,), (3,), (8,), (2, 64), (576,), (2, 3, 5), (2048,), (4100,)]
 
 
 def same_bytes(found: torch.Tensor, expected: torch.Tensor) -> bool:
-    """Whether two tensors hold the same bytes."""
+    """Whether two tensors hold the same bytes, in one shape and type."""
     raw = [each.contiguous().cpu().reshape(-1).view(torch.uint8) for each in (found, expected)]
-    return found.shape == expected.shape and torch.equal(*raw)
+    return found.shape == expected.shape and found.dtype == expected.dtype and torch.equal(*raw)
 
 
 @attrs.define(eq=False)
@@ -101,20 +101,22 @@ class Comparison:
         assert same_bytes(arena, expected), f"{len(units)} units of {unit_bytes} bytes"
 
     def translation(self) -> None:
-        """`translate_ids`, strict and not, of ids in any shape."""
+        """`translate_ids`, strict and not, of ids in any shape, int64 or, as rows of a mirror are, int32."""
         entries = int(self.draw.integers(1, 3000))
         table = torch.from_numpy(self.draw.integers(-1, 2**31 - 1, entries, np.int32))
         shape = tuple(self.draw.integers(0, 60, 2).tolist())
-        ids = torch.from_numpy(self.draw.integers(-1, entries, shape))
+        dtype = [torch.int64, torch.int32][self.draw.integers(0, 2)]
+        ids = torch.from_numpy(self.draw.integers(-1, entries, shape)).to(dtype)
         is_strict = self.draw.random() < 0.5
         if is_strict and ids.numel():
-            wrong = [-(2**40), -2, entries, 2**31, 2**40]
-            ids.view(-1)[torch.from_numpy(self.draw.integers(0, ids.numel(), 5))] = torch.tensor(wrong)
+            beyond = [2**31, 2**40, -(2**40)] if dtype == torch.int64 else [2**31 - 1, 2**30, -(2**31)]
+            wrong = torch.tensor([-2, entries, *beyond], dtype=dtype)
+            ids.view(-1)[torch.from_numpy(self.draw.integers(0, ids.numel(), 5))] = wrong
         counted = [torch.zeros(1, dtype=torch.int64, device=where) for where in ("cpu", self.place.memory)]
         strict = [{"faults": faults} if is_strict else {} for faults in counted]
         expected = kernels.translate_ids(table, ids, **strict[0])
         found = programs().translate_ids(self.there(table), self.there(ids), **strict[1])
-        assert same_bytes(found, expected), f"{shape} ids of {entries} entries"
+        assert same_bytes(found, expected), f"{shape} ids, {dtype}, of {entries} entries"
         assert counted[0].item() == counted[1].item(), f"{counted[1].item()} faults for {counted[0].item()}"
 
     def tokens(self) -> None:

@@ -6,6 +6,7 @@ resolved them yet. So a wait that is missing is a number that is not what it sho
 """
 
 import random
+import time
 
 import attrs
 import numpy as np
@@ -77,6 +78,8 @@ class Walk:
     in_flight: list[tuple[PreparedStep, list[Request]]] = attrs.field(factory=list)
     requests: int = 0
     forwards: int = 0
+    host_seconds: float = 0.0
+    """That it took to queue the forwards; delays must last longer."""
 
     def turn(self, turn: int) -> None:
         """Admit what fits, run one forward of half the rows, then look at the forward before.
@@ -102,6 +105,7 @@ class Walk:
 
     def run(self, rows: list[int]) -> None:
         """Prepare, launch and record one forward."""
+        begun = time.perf_counter()
         requests = [self.running[row] for row in rows]
         counts = [min(self.random.randint(1, CHUNK), request.prompt) or 1 for request in requests]
         step = self.storage.prepare_step(rows, counts)
@@ -119,6 +123,7 @@ class Walk:
         self.storage.record_forward(step)
         self.in_flight.append((step, requests))
         self.forwards += 1
+        self.host_seconds += time.perf_counter() - begun
 
     def process(self, step: PreparedStep, requests: list[Request]) -> None:
         """Wait for a forward, count its tokens, release rows that are done."""
@@ -163,6 +168,7 @@ class Walk:
             view = self.storage.routed_cache.attention(layer)
             assert view is not None
             table = ids.page_tables[view.band]
+            assert table.dtype == ids.write_slots[view.band].dtype == torch.int64, "kernels are told int64"
             at = torch.arange(table.shape[1] * PAGE_TOKENS, device=table.device)
             slots = table[:, at // PAGE_TOKENS] * PAGE_TOKENS + at % PAGE_TOKENS
             readable = (at < ends[:, None]) & (at > starts[:, None] - window)
@@ -180,6 +186,7 @@ class Walk:
         view = self.storage.routed_cache.state(STATE_LAYER)
         assert view is not None
         assert ids.state_slots is not None
+        assert ids.state_slots.dtype == torch.int64, "kernels are told int64"
         plane = view.planes["recurrent"].unsqueeze(1)
         self.errors += (gather_tokens(plane, ids.state_slots.slots) != starts[:, None]).sum()
         write_tokens(plane, ids.state_slots.slots, ends[:, None].expand(-1, plane.shape[2]).float())
@@ -224,8 +231,14 @@ def walk(place: Place, turns: int, seed: int) -> str:
 
 def walk_with_fault(place: Place, turns: int, fault: Fault) -> str:
     """Leave out waits until a walk notices; in words, how soon. Raises `AssertionError` when none of a few seeds does."""
+    queued_ms = 0.0
     for seed in range(3):
         run, errors = walked(place, turns, seed, fault)
+        queued_ms = max(queued_ms, run.host_seconds / run.forwards * 1e3)
         if errors:
             return f"caught by seed {seed} in {run.forwards} forwards: {errors} values were not those written"
-    raise AssertionError("not caught: the walk could not see this fault, and shows nothing of these waits")
+    raise AssertionError(
+        "not caught: the walk could not see this fault, and shows nothing of these waits. The host took "
+        f"{queued_ms:.1f} ms to queue a forward; a delay of {LATE_CYCLES} cycles, "
+        f"{LATE_CYCLES / 2e6:.0f} ms at 2 GHz, must last several times as long"
+    )

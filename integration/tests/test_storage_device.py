@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kvtide.arena import SCRATCH_BYTES, CPUDevice
 from kvtide.device import IntArray, Stream
-from kvtide.ledger import CheckLevel, InvariantError
+from kvtide.ledger import CheckLevel, InvariantChecks, InvariantError
 from kvtide.plan import (
     DType,
     FullLifetime,
@@ -34,6 +34,7 @@ from kvtide.storage import (
     StorageError,
     build_kv_storage,
 )
+from kvtide.storage.forward_ids import IdTranslator
 
 
 def plan() -> KVStoragePlan:
@@ -94,7 +95,7 @@ class Streams(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
     def __init__(self, device: NotingDevice) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.device = device
-        self.seen: list[Stream | None] = []
+        self.calls: list[tuple[str, Stream | None]] = []
 
     def __torch_dispatch__(
         self,
@@ -103,7 +104,7 @@ class Streams(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        self.seen.append(self.device.current)
+        self.calls.append((str(func), self.device.current))
         return func(*args, **kwargs or {})
 
 
@@ -121,10 +122,43 @@ def test_ids_are_resolved_on_the_forward_stream_whichever_is_torchs_current_one(
 
     run(storage, begin)
     streams.__exit__(None, None, None)
-    forward = [stream for stream in streams.seen if stream is device.forward_stream]
+    seen = [stream for _, stream in streams.calls]
+    forward = [stream for stream in seen if stream is device.forward_stream]
     assert len(forward) > 5
     # What comes after belongs to the release.
-    assert set(streams.seen[: len(forward)]) == {device.forward_stream}
+    assert set(seen[: len(forward)]) == {device.forward_stream}
+
+
+@pytest.mark.requirement("A6")
+def test_faults_are_counted_from_zero_and_read_on_the_forward_stream() -> None:
+    """Elsewhere the first forward may count into memory that is zeroed later, and the last be read before it has counted."""
+    storage = build(make_device=NotingDevice)
+    device = storage.device
+    assert isinstance(device, NotingDevice)
+    with Streams(device) as streams:
+        translator = IdTranslator(
+            device,
+            {"full": 2, "state": None},
+            storage.sized.pages_per_row,
+            InvariantChecks(CheckLevel.STRICT),
+        )
+        translator.verify()
+    assert [name for name, _ in streams.calls if "zeros" in name or "scalar" in name] == [
+        "aten.zeros.default",
+        "aten._local_scalar_dense.default",
+    ]
+    assert {stream for name, stream in streams.calls if "view" not in name} == {device.forward_stream}
+
+
+@pytest.mark.requirement("K3")
+@pytest.mark.parametrize("level", [CheckLevel.OFF, CheckLevel.STRICT])
+def test_a_forwards_ids_are_int64_though_mirrors_are_int32(level: CheckLevel) -> None:
+    """A kernel that is given a table by its address reads pairs of narrower ids as one."""
+    ids = run(build(check_level=level))
+    assert ids.state_slots is not None
+    found = [*ids.page_tables.values(), *ids.write_slots.values(), ids.state_slots]
+    assert len(found) == 3
+    assert {each.dtype for each in found} == {torch.int64}
 
 
 @pytest.mark.requirement("A6")

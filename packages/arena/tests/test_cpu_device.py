@@ -125,6 +125,22 @@ def test_ids_may_come_as_any_numpy_array() -> None:
 
 
 @pytest.mark.requirement("V1")
+@pytest.mark.parametrize(
+    ("sources", "targets"), [((1, 2, 3), (6, 7)), ((1,), (6, 7)), ((1,), ()), ((), (6,))]
+)
+def test_lists_of_units_of_different_lengths_are_refused_with_nothing_changed(
+    sources: tuple[int, ...], targets: tuple[int, ...]
+) -> None:
+    """Runs of neighbours would be copied on past the shorter list."""
+    device = cpu_device()
+    device.arena.bytes[:] = torch.arange(ARENA_BYTES) % 251
+    before = device.arena.bytes.clone()
+    with pytest.raises(ValueError, match=f"cannot copy {len(sources)} sources to {len(targets)} targets"):
+        device.copy_units(device.schedule_stream, GRIDS[1], ids(*sources), ids(*targets))
+    assert torch.equal(device.arena.bytes, before)
+
+
+@pytest.mark.requirement("V1")
 @pytest.mark.parametrize("unit", [-1, 18])
 def test_a_unit_outside_the_arena_is_refused_with_nothing_changed(unit: int) -> None:
     """Torch would fill unit −1 from the end: a masked row would clear another request's last page."""

@@ -44,6 +44,9 @@ class HostEvent:
     def query(self) -> bool:
         return self.is_reached
 
+    def synchronize(self) -> None:
+        self.is_reached = True
+
 
 class HostStreams:
     """What is queued, on which stream, in order; stands in for `torch.cuda`."""
@@ -54,6 +57,7 @@ class HostStreams:
         self.events: list[HostEvent] = []
         self.synchronized = 0
         self.held: set[tuple[int, HostStream]] = set()
+        self.capturing: HostStream | None = None
 
     @contextmanager
     def stream(self, stream: HostStream) -> Iterator[None]:
@@ -99,6 +103,11 @@ def host() -> Iterator[HostStreams]:
         patch.setattr(torch.cuda, "Stream", lambda device: HostStream(host))
         patch.setattr(torch.cuda, "stream", host.stream)
         patch.setattr(torch.cuda, "synchronize", host.synchronize)
+        patch.setattr(
+            torch.cuda,
+            "is_current_stream_capturing",
+            lambda: host.capturing is not None and host.current is host.capturing,
+        )
         patch.setattr(
             torch.Tensor, "record_stream", lambda tensor, stream: host.held.add((tensor.data_ptr(), stream))
         )
@@ -210,6 +219,24 @@ def run_any_sequence(host: HostStreams, data: st.DataObject, seed: int) -> None:
 
 
 @pytest.mark.requirement("V1")
+@pytest.mark.parametrize(
+    ("sources", "targets"), [((1, 2, 3), (6, 7)), ((1,), (6, 7)), ((1,), ()), ((), (6,))]
+)
+def test_lists_of_units_of_different_lengths_are_refused_with_nothing_queued(
+    host: HostStreams, sources: tuple[int, ...], targets: tuple[int, ...]
+) -> None:
+    """The program would take the ids that are missing from what an earlier call left, and write over a stranger's page."""
+    device = cuda_device()
+    device.zero_units(device.schedule_stream, GRIDS[0], ids(*range(8)))
+    host.log.clear()
+    with pytest.raises(ValueError, match=f"cannot copy {len(sources)} sources to {len(targets)} targets"):
+        device.copy_units(device.schedule_stream, GRIDS[0], ids(*sources), ids(*targets))
+    with pytest.raises(IndexError, match="units run from 12 to 12"):
+        device.copy_units(device.schedule_stream, GRIDS[0], ids(1), ids(12))
+    assert not host.log
+
+
+@pytest.mark.requirement("V1")
 def test_launches_and_copies_do_not_grow_with_the_batch(host: HostStreams) -> None:
     """An iteration uploads every table in one copy and one launch; so is a zeroing, and a move of any number of pages."""
     device = cuda_device(1 << 16)
@@ -237,13 +264,12 @@ def test_work_is_queued_on_the_stream_it_is_given_with_its_event_behind(host: Ho
     """Work on another stream is ordered with nothing; an event before its work lets staging be filled under a copy."""
     device = cuda_device()
     mirrors = device.create_mirrors(TABLES)
-    mirrors["rows"].stage(ids(1), ids(2))
     for stream in (device.schedule_stream, device.forward_stream):
+        mirrors["rows"].stage(ids(1), ids(2))
         host.log.clear()
         device.zero_units(stream, GRIDS[0], ids(1, 2))
         device.copy_units(stream, GRIDS[0], ids(5, 4, 3, 2), ids(6, 5, 4, 3))
-        if stream is device.schedule_stream:
-            device.upload(stream)
+        device.upload(stream)
         device.send(stream, [ids(1)])
         event = device.record_event(stream)
         assert event.stream is stream
@@ -253,10 +279,8 @@ def test_work_is_queued_on_the_stream_it_is_given_with_its_event_behind(host: Ho
         assert {where for _, where in host.log} == {stream.torch_stream}
         entries = [what for what, _ in host.log]
         # A float that moves over itself by one unit goes through scratch, two units at a time.
-        work = ["copy", "launch", "event", "copy", *["launch"] * 4, "event"]
-        if stream is device.schedule_stream:
-            work += ["copy", "launch", "event"]
-        else:
+        work = ["copy", "launch", "event", "copy", *["launch"] * 4, "event", "copy", "launch", "event"]
+        if stream is device.forward_stream:
             # Scratch and landing change hands.
             work = ["wait for stream", *work]
         assert entries == [*work, "copy", "event", "event", "wait"]
@@ -270,22 +294,132 @@ def test_staging_is_filled_again_only_behind_its_event_and_grows_instead_of_wait
     device = cuda_device()
     device.create_mirrors(TABLES)
     device.prewarm(GRIDS[:1])
-    assert device.staging_buffer_count == 6 + 2
+    small = cuda_device_module.SMALL_COUNT
+    prewarmed = 6 + 2 + 2 * small
+    assert device.staging_buffer_count == prewarmed
     waits = host.synchronized
-    host.events.clear()
-    for _ in range(6):
-        device.zero_units(device.schedule_stream, GRIDS[0], ids(1))
-    assert device.staging_buffer_count == 8
-    device.zero_units(device.schedule_stream, GRIDS[0], ids(1))
-    assert device.staging_buffer_count == 9
-    host.events[0].is_reached = True
-    device.copy_units(device.schedule_stream, GRIDS[0], ids(1), ids(2))
-    for _ in range(2):
+    for many, reserved in ((ids(1), small), (ids(*[1] * 513), 6)):
+        before = device.staging_buffer_count
+        host.events.clear()
+        for _ in range(reserved):
+            device.zero_units(device.schedule_stream, GRIDS[0], many)
+        assert device.staging_buffer_count == before
+        device.zero_units(device.schedule_stream, GRIDS[0], many)
+        assert device.staging_buffer_count == before + 1
+        host.events[0].is_reached = True
+        device.zero_units(device.schedule_stream, GRIDS[0], many)
+        assert device.staging_buffer_count == before + 1
+    for _ in range(small):
         device.send(device.forward_stream, [ids(7)])
-    assert device.staging_buffer_count == 9
+    assert device.staging_buffer_count == prewarmed + 2
     device.send(device.forward_stream, [ids(7)])
-    assert device.staging_buffer_count == 10
+    assert device.staging_buffer_count == prewarmed + 3
     assert host.synchronized == waits
+
+
+@pytest.mark.requirement("K4")
+def test_small_calls_pin_little(host: HostStreams, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundred rows admitted behind a busy GPU are hundreds of calls on their way: at a MiB each they would pin the host's memory."""
+    pinned = []
+    monkeypatch.setattr(
+        HostCUDADevice,
+        "_create_pinned",
+        lambda device, size: pinned.append(size) or torch.empty(size, dtype=torch.uint8),
+    )
+    device = cuda_device(1 << 14)
+    for _ in range(100):
+        device.zero_units(device.schedule_stream, GRIDS[0], np.arange(100))
+    assert sum(pinned) <= 100 * 4096
+
+
+@pytest.mark.requirement("K4", "V1")
+def test_the_host_waits_for_no_copy_of_ids(host: HostStreams, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy from memory that is not pinned, or one that is not told so, returns when the GPU is through with it."""
+    pinned: list[tuple[int, int]] = []
+    copies: list[tuple[bool, bool]] = []
+    empty, copy = torch.empty, torch.Tensor.copy_
+
+    def noted_empty(*size: Any, pin_memory: bool = False, **options: Any) -> torch.Tensor:
+        made = empty(*size, **options)
+        if pin_memory:
+            pinned.append((made.data_ptr(), made.data_ptr() + made.nbytes))
+        return made
+
+    def noted_copy(target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+        is_pinned = any(start <= source.data_ptr() < end for start, end in pinned)
+        copies.append((is_pinned, non_blocking))
+        return copy(target, source)
+
+    monkeypatch.setattr(torch, "empty", noted_empty)
+    monkeypatch.setattr(torch.Tensor, "copy_", noted_copy)
+    device = CUDADevice(KVArena(torch.zeros(ARENA_BYTES, dtype=torch.uint8)))
+    mirrors = device.create_mirrors(TABLES)
+    device.prewarm(GRIDS)
+    copies.clear()
+    mirrors["rows"].stage(ids(1), ids(2))
+    device.upload(device.schedule_stream)
+    device.zero_units(device.schedule_stream, GRIDS[0], ids(1))
+    device.copy_units(device.schedule_stream, GRIDS[0], ids(1), ids(2))
+    device.send(device.forward_stream, [ids(1)])
+    # The interpreter copies too, from memory of its own.
+    assert [each for each in copies if each[0]] == [(True, True)] * 4
+
+
+@pytest.mark.requirement("V1")
+def test_what_is_made_is_there_before_any_stream_may_use_it(host: HostStreams) -> None:
+    """Tables are zeroed on torch's current stream, which is ordered with neither of these: zeros would land on the first upload."""
+    waits = [host.synchronized]
+    device = cuda_device()
+    waits.append(host.synchronized)
+    device.create_mirrors(TABLES)
+    waits.append(host.synchronized)
+    device.prewarm(GRIDS)
+    waits.append(host.synchronized)
+    assert np.diff(waits).tolist() == [1, 1, 1]
+
+
+@pytest.mark.requirement("V1")
+def test_an_event_is_reached_when_the_gpu_says_so_or_the_host_has_waited(host: HostStreams) -> None:
+    """What is said too early is read before it is written."""
+    device = cuda_device()
+    event = device.record_event(device.forward_stream)
+    assert not device.query_event(event)
+    device.wait_on_host(event)
+    assert device.query_event(event)
+
+
+@pytest.mark.requirement("V1")
+def test_forwards_run_on_the_stream_that_is_given(host: HostStreams) -> None:
+    """An engine has a stream of its own; ids resolved on another are ordered with nothing it does."""
+    own: Any = HostStream(host)
+    device = HostCUDADevice(KVArena.allocate(ARENA_BYTES), forward_stream=own)
+    with device.on_stream(device.forward_stream):
+        assert host.current is own
+    host.log.clear()
+    device.send(device.forward_stream, [ids(1)])
+    assert host.log == [("copy", own), ("event", own)]
+
+
+@pytest.mark.requirement("K13")
+def test_nothing_that_brings_ids_is_captured(host: HostStreams, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each replay would read what lies in staging by then, and the staging's event would be one that no query may ask."""
+    device = cuda_device()
+    mirrors = device.create_mirrors(TABLES)
+    mirrors["rows"].stage(ids(1), ids(2))
+    stream = device.forward_stream
+    monkeypatch.setattr(host, "capturing", stream.torch_stream)
+    host.log.clear()
+    for work in (
+        lambda: device.copy_units(stream, GRIDS[0], ids(1), ids(2)),
+        lambda: device.zero_units(stream, GRIDS[0], ids(1)),
+        lambda: device.upload(stream),
+        lambda: device.send(stream, [ids(1)]),
+    ):
+        with pytest.raises(RuntimeError, match="stream 'forward' is capturing a CUDA graph"):
+            work()
+    assert not host.log
+    # Other streams work on, and what was staged is still there.
+    assert device.upload(device.schedule_stream) == 1
 
 
 @pytest.mark.requirement("A7")

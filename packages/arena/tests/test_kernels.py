@@ -199,9 +199,11 @@ def test_ids_are_translated_in_any_shape_and_a_masked_row_stays_masked(
 
 
 @pytest.mark.requirement("A3", "A6")
-def test_slot_ids_are_64_bit() -> None:
-    """2^31 slots are reached by 2^27 pages of 16 tokens, which an arena on one device has."""
-    slots = token_slots(torch.tensor([0, 3, 2**31 - 1]), torch.tensor([5, 0, 15]), 16)
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+def test_slot_ids_are_64_bit_whatever_pages_are(dtype: torch.dtype) -> None:
+    """2^31 slots are reached by 2^27 pages of 16 tokens, which an arena on one device has; tables of pages are int32."""
+    pages, offsets = (torch.tensor(values, dtype=dtype) for values in ([0, 3, 2**31 - 1], [5, 0, 15]))
+    slots = token_slots(pages, offsets, 16)
     assert slots.dtype == torch.int64
     assert slots.tolist() == [5, 48, 2**35 - 1]
 

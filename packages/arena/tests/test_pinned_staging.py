@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from kvtide.arena.pinned_staging import StagingRing
 
-SMALLEST_BYTES = 64
+SIZES = (64, 256)
 
 
 @attrs.define(eq=False)
@@ -65,10 +65,10 @@ def test_no_upload_finds_anothers_bytes_and_no_buffer_is_made_while_one_is_free(
     """An upload that read the next one's ids would write them to another table's entries; a ring that forgot free buffers would
     pin the host's memory.
     """
-    ring = StagingRing(lambda size: torch.zeros(size, dtype=torch.uint8), SMALLEST_BYTES)
+    ring = StagingRing(lambda size: torch.zeros(size, dtype=torch.uint8), SIZES)
     streams = [LateStream(), LateStream()]
     arrived: list[tuple[list[int], list[int]]] = []
-    most = {(place, size): 0 for place in (0, 1) for size in (64, 128, 256, 512)}
+    most = {(place, size): 0 for place in (0, 1) for size in (64, 256, 512)}
     flying: dict[tuple[int, int], int] = dict.fromkeys(most, 0)
     ends: list[deque[tuple[int, int]]] = [deque(), deque()]
     for number, (what, place, count) in enumerate(steps):
@@ -79,7 +79,7 @@ def test_no_upload_finds_anothers_bytes_and_no_buffer_is_made_while_one_is_free(
             stream.run_next()
             continue
         values = np.full(count, number, np.int64)
-        key = (place, max(64, 1 << (8 * count - 1).bit_length()))
+        key = (place, next(size for size in (64, 256, 512) if size >= 8 * count))
         flying[key] += 1
         most[key] = max(most[key], flying[key])
         ends[place].append(key)
@@ -102,9 +102,9 @@ def test_no_upload_finds_anothers_bytes_and_no_buffer_is_made_while_one_is_free(
 @pytest.mark.requirement("A7")
 def test_reserved_buffers_are_used_before_any_is_made() -> None:
     """Pinning memory in service stalls the GPU."""
-    ring = StagingRing(lambda size: torch.zeros(size, dtype=torch.uint8), SMALLEST_BYTES)
+    ring = StagingRing(lambda size: torch.zeros(size, dtype=torch.uint8), SIZES)
     stream, other = LateStream(), LateStream()
-    ring.reserve(stream, 3)
+    ring.reserve(stream, 10, 3)
     for expected in (3, 3, 3, 4):
         with ring.buffer(stream, 10):
             pass
@@ -112,3 +112,23 @@ def test_reserved_buffers_are_used_before_any_is_made() -> None:
     with ring.buffer(other, 10):
         pass
     assert ring.buffer_count == 5
+    # Behind four on their way.
+    ring.reserve(stream, 64, 2)
+    for expected in (7, 7, 8):
+        with ring.buffer(stream, 10):
+            pass
+        assert ring.buffer_count == expected
+
+
+@pytest.mark.requirement("K4")
+def test_reserved_buffers_share_no_byte() -> None:
+    """They are cut from one piece."""
+    ring = StagingRing(lambda size: torch.zeros(size, dtype=torch.uint8), SIZES)
+    stream = LateStream()
+    ring.reserve(stream, 200, 3)
+    starts = []
+    for _ in range(3):
+        with ring.buffer(stream, 200) as buffer:
+            assert len(buffer.pinned) == 256
+            starts.append(buffer.pinned.data_ptr())
+    assert np.diff(sorted(starts)).min() >= 256

@@ -37,6 +37,11 @@ def int64(values: list[int]) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.int64)
 
 
+def apart(values: torch.Tensor) -> torch.Tensor:
+    """The same, not dense: every other entry of memory that holds more."""
+    return torch.stack([values, torch.full_like(values, -1)], -1)[..., 0]
+
+
 def raw(values: torch.Tensor) -> bytes:
     return values.contiguous().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
 
@@ -108,21 +113,29 @@ def test_units_are_zeroed_as_in_torch(units: list[int], unit_bytes: int, seed: i
 @given(
     table=st.lists(st.integers(-1, 2**31 - 1), min_size=1, max_size=6),
     strict=st.booleans(),
+    dtype=st.sampled_from([torch.int64, torch.int32]),
+    is_dense=st.booleans(),
     data=st.data(),
 )
-def test_ids_are_translated_as_in_torch(table: list[int], strict: bool, data: st.DataObject) -> None:
-    """Masked rows stay masked; strict, ids outside the table, whatever memory lies there, are masked and counted."""
-    wrong = st.sampled_from([-(2**40), -2, len(table), 2**31, 2**40])
+def test_ids_are_translated_as_in_torch(
+    table: list[int], strict: bool, dtype: torch.dtype, is_dense: bool, data: st.DataObject
+) -> None:
+    """Masked rows stay masked; strict, ids outside the table, whatever memory lies there, are masked and counted.
+
+    Ids may be rows of a mirror, int32 and apart; what they become is int64 all the same, as attention kernels are told.
+    """
+    beyond = [2**31, 2**40, -(2**40)] if dtype == torch.int64 else [2**31 - 1, -(2**31)]
+    wrong = st.sampled_from([-2, len(table), *beyond])
     right = st.integers(-1, len(table) - 1)
     values = data.draw(st.lists(st.one_of(right, wrong) if strict else right, max_size=6))
     repeats = data.draw(st.sampled_from([1, 2, 700]))
-    ids = int64(values * repeats).reshape(2 if len(values) * repeats % 2 == 0 else 1, -1)
+    ids = int64(values * repeats).to(dtype).reshape(2 if len(values) * repeats % 2 == 0 else 1, -1)
     outcomes = []
     for module, device in ((kernels, "cpu"), (triton_kernels, DEVICE)):
         faults = torch.zeros(1, dtype=torch.int64, device=device)
         translated = module.translate_ids(
             torch.tensor(table, dtype=torch.int32, device=device),
-            ids.to(device),
+            ids.to(device) if is_dense else apart(ids.to(device)),
             faults=faults if strict else None,
         )
         assert translated.dtype == torch.int64
@@ -155,11 +168,14 @@ def view(
 
 @pytest.mark.requirement("A2", "A6")
 @settings(max_examples=100, deadline=None)
-@given(plane=planes(), data=st.data(), seed=st.integers(0, 2**32))
+@given(plane=planes(), is_dense=st.booleans(), data=st.data(), seed=st.integers(0, 2**32))
 def test_tokens_are_written_and_gathered_as_in_torch(
-    plane: tuple[DType, tuple[int, ...], list[int], int], data: st.DataObject, seed: int
+    plane: tuple[DType, tuple[int, ...], list[int], int], is_dense: bool, data: st.DataObject, seed: int
 ) -> None:
-    """Every type and width of entry, dense or not, at any alignment; a masked slot writes nothing and reads as zeros."""
+    """Every type and width of entry, dense or not, at any alignment; a masked slot writes nothing and reads as zeros.
+
+    Slots and pages may lie apart too, say as a column of a table.
+    """
     dtype, shape, strides, first = plane
     slot = st.integers(0, shape[0] * shape[1] - 1)
     slots = int64(data.draw(st.lists(slot, unique=True, max_size=12)))
@@ -173,15 +189,10 @@ def test_tokens_are_written_and_gathered_as_in_torch(
     page_is_dense = strides[1] == math.prod(shape[2:])
     outcomes = []
     for module, device in ((kernels, "cpu"), (triton_kernels, DEVICE)):
-        outcomes.append(
-            _used(
-                module,
-                view(region.clone().to(device), dtype, shape, strides, first),
-                slots.to(device),
-                values.to(device),
-                [asked.to(device), *([pages.to(device)] if page_is_dense else [])],
-            )
-        )
+        wanted = [slots, asked, *([pages] if page_is_dense else [])]
+        there = [each.to(device) if is_dense else apart(each.to(device)) for each in wanted]
+        plane_there = view(region.clone().to(device), dtype, shape, strides, first)
+        outcomes.append(_used(module, plane_there, there[0], values.to(device), there[1:]))
     assert outcomes[0] == outcomes[1]
 
 
@@ -198,7 +209,7 @@ def _used(
     gathered += [module.gather_pages(plane, pages) for pages in asked[1:]]
     region = plane.as_strided((plane.untyped_storage().nbytes() // plane.element_size(),), (1,), 0)
     assert all(each.is_contiguous() for each in gathered)
-    return [raw(region), *((raw(each), each.shape) for each in gathered)]
+    return [raw(region), *((raw(each), each.shape, each.dtype) for each in gathered)]
 
 
 @pytest.mark.requirement("A3", "A6")

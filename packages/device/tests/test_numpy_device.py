@@ -126,6 +126,21 @@ def test_zeroing_clears_whole_units_and_nothing_beside_them() -> None:
 
 @pytest.mark.requirement("V1")
 @pytest.mark.parametrize("byte_work", [True, False])
+@pytest.mark.parametrize(("sources", "targets"), [((1,), (2, 3)), ((1, 2), (3,)), ((), (2,)), ((1,), ())])
+def test_lists_of_units_of_different_lengths_are_refused_with_nothing_changed(
+    byte_work: bool, sources: tuple[int, ...], targets: tuple[int, ...]
+) -> None:
+    """One source would be spread over many targets, and a capacity run without bytes would not even notice."""
+    device = NumpyDevice(ARENA_BYTES, byte_work=byte_work)
+    device.arena[:] = np.arange(len(device.arena))
+    before = device.arena.copy()
+    with pytest.raises(ValueError, match=f"cannot copy {len(sources)} sources to {len(targets)} targets"):
+        device.copy_units(device.schedule_stream, GRID, ids(*sources), ids(*targets))
+    np.testing.assert_array_equal(device.arena, before)
+
+
+@pytest.mark.requirement("V1")
+@pytest.mark.parametrize("byte_work", [True, False])
 @pytest.mark.parametrize("unit", [-1, 4])
 def test_a_unit_outside_the_arena_is_refused_with_nothing_changed(unit: int, byte_work: bool) -> None:
     """A masked row, −1, would wrap to the arena's last unit, and a capacity run without bytes would not even notice."""

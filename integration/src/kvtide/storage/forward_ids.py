@@ -84,6 +84,8 @@ class UnresolvedIds:
 
         It runs on the forward's stream, whichever is torch's current one. The upload is ordered before that stream, and the next upload
         behind the read end. The ids hold for work on that stream: queue the kernels under `device.on_stream(device.forward_stream)`.
+        No part of a CUDA graph: its replays would read these ids again, so on a GPU `RuntimeError` is raised while that stream
+        captures one.
         """
         return self.translator.translate(self)
 

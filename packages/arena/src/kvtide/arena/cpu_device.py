@@ -42,8 +42,7 @@ class CPUDevice(ImmediateStreams):
 
     def copy_units(self, stream: Stream, grid: UnitGrid, sources: IntArray, targets: IntArray) -> None:
         """See `Device.copy_units`."""
-        grid.check_units(self.arena_bytes, sources)
-        grid.check_units(self.arena_bytes, targets)
+        grid.check_pairs(self.arena_bytes, sources, targets)
         copy_units(
             self.arena.bytes,
             grid.origin_bytes,

@@ -4,11 +4,14 @@ The host queues and never waits: ids travel through pinned staging, each call as
 allow. It needs Triton, which the rest of the package does not.
 
     arena | mirrors | scratch for moves that pass over themselves, landing for ids      on the GPU, sized once
-    staging, `LANDING_BYTES` for each call on its way                                   pinned host memory, grows
+    staging, `SMALL_BYTES` or `LANDING_BYTES` for each call on its way                  pinned host memory, grows
 
 Scratch and landing serve one stream at a time, in its order; another stream first waits for that one. A call that names
 more ids than the landing holds is queued in pieces. What a forward's ids take (`send`) is the forward's own memory, as its
 activations are.
+
+No call may be part of a CUDA graph: a replay would copy what the host has put into staging since. Ids are sent before, to
+tensors that the graph reads at fixed addresses.
 """
 
 from __future__ import annotations
@@ -27,6 +30,12 @@ from kvtide.plan import GPU_SCRATCH_BYTES
 
 LANDING_BYTES = 1 << 20
 """For ids and table entries: 65,536 pairs of a move, 87,380 entries of an upload. A multiple of 16."""
+
+SMALL_BYTES = 4 << 10
+"""Of staging for most calls: 256 pairs of a move, 340 entries of an upload."""
+
+SMALL_COUNT = 64
+"""Such buffers, for each stream, that are made before service: 64 calls on their way, 256 KiB."""
 
 
 @attrs.frozen(eq=False)
@@ -96,7 +105,7 @@ class CUDADevice:
         )
         self._landing_stream = self.schedule_stream
         self._staging = MirrorStaging()
-        self._ring = StagingRing(self._create_pinned, LANDING_BYTES)
+        self._ring = StagingRing(self._create_pinned, sorted((SMALL_BYTES, LANDING_BYTES)))
         self._flat = torch.zeros(0, dtype=torch.int32, device=self._torch_device)
         for memory in (arena.bytes, self._landing, self._scratch):
             self._hold(memory)
@@ -148,8 +157,8 @@ class CUDADevice:
 
         Otherwise, as of a float that moves over itself, two launches for each scratch full of pairs.
         """
-        grid.check_units(self.arena_bytes, sources)
-        grid.check_units(self.arena_bytes, targets)
+        self._refuse_capture(stream)
+        grid.check_pairs(self.arena_bytes, sources, targets)
         scratch_units = self._scratch.numel() * 8 // grid.unit_bytes
         for piece in _pieces(len(sources), 16):
             pairs = sources[piece], targets[piece]
@@ -167,6 +176,7 @@ class CUDADevice:
 
     def zero_units(self, stream: Stream, grid: UnitGrid, units: IntArray) -> None:
         """See `Device.zero_units`: one launch."""
+        self._refuse_capture(stream)
         grid.check_units(self.arena_bytes, units)
         for piece in _pieces(len(units), 8):
             with self._landed(stream, [units[piece]]) as (ids,):
@@ -186,6 +196,7 @@ class CUDADevice:
 
     def upload(self, stream: Stream) -> int:
         """See `Device.upload`: one copy and one launch, however many entries of however many mirrors."""
+        self._refuse_capture(stream)
         indices, values = self._staging.drain()
         for piece in _pieces(len(indices), 12):
             with self._landed(stream, [indices[piece], values[piece]]) as (places, entries):
@@ -193,18 +204,23 @@ class CUDADevice:
         return len(indices)
 
     def send(self, stream: Stream, arrays: Sequence[IntArray]) -> list[torch.Tensor]:
-        """See `TensorDevice.send`: one copy, to memory that torch holds for as long as the tensors live."""
+        """See `TensorDevice.send`: one copy, to memory that torch holds for as long as the tensors live, not to the landing."""
+        self._refuse_capture(stream)
         size = staged_bytes(arrays)
         with self.on_stream(stream), self._ring.buffer(_own(stream).torch_stream, size) as buffer:
             memory = torch.empty(size, dtype=torch.uint8, device=self._torch_device)
             return buffer.send_to(memory, arrays)
 
     def prewarm(self, grids: Sequence[UnitGrid]) -> None:
-        """See `TensorDevice.prewarm`; staging for two iterations on their way, each of which moves and zeroes in every band,
-        uploads, and sends a forward's ids. The host waits for the GPU once.
+        """See `TensorDevice.prewarm`; staging for many small calls, and for two iterations on their way, each of which moves and
+        zeroes many pages in every band, uploads, and sends a forward's ids. The host waits for the GPU once.
         """
-        self._ring.reserve(self.schedule_stream.torch_stream, 2 * (2 * len(grids) + 1))
-        self._ring.reserve(self.forward_stream.torch_stream, 2)
+        for stream, large_count in (
+            (self.schedule_stream, 2 * (2 * len(grids) + 1)),
+            (self.forward_stream, 2),
+        ):
+            self._ring.reserve(stream.torch_stream, LANDING_BYTES, large_count)
+            self._ring.reserve(stream.torch_stream, SMALL_BYTES, SMALL_COUNT)
         with self.on_stream(self.schedule_stream):
             ids = torch.zeros(2, dtype=torch.int64, device=self._torch_device)
             for unit_bytes in sorted({grid.unit_bytes for grid in grids}):
@@ -221,8 +237,17 @@ class CUDADevice:
             if self._landing_stream is not own:
                 own.torch_stream.wait_stream(self._landing_stream.torch_stream)
                 self._landing_stream = own
-            with self._ring.buffer(own.torch_stream, LANDING_BYTES) as buffer:
+            with self._ring.buffer(own.torch_stream, staged_bytes(arrays)) as buffer:
                 yield buffer.send_to(self._landing, arrays)
+
+    def _refuse_capture(self, stream: Stream) -> None:
+        """Raise `RuntimeError` while a graph is captured on `stream`, with nothing queued or drained."""
+        with self.on_stream(stream):
+            if torch.cuda.is_current_stream_capturing():
+                raise RuntimeError(
+                    f"stream {stream.name!r} is capturing a CUDA graph, whose replays would read ids that the host has replaced "
+                    "since: send ids before the capture, to tensors at fixed addresses that the graph reads"
+                )
 
     def _hold(self, memory: torch.Tensor) -> None:
         """Let torch give `memory` to nobody, once it is dropped, before both streams are through with it."""

@@ -75,8 +75,8 @@ def translate_ids(
 
 
 def token_slots(pages: torch.Tensor, offsets: torch.Tensor, page_tokens: int) -> torch.Tensor:
-    """Slot ids of tokens: `page × page_tokens + offset`, int64."""
-    return pages * page_tokens + offsets
+    """Slot ids of tokens: `page × page_tokens + offset`, int64, of pages and offsets that are int64 or int32."""
+    return pages.to(torch.int64) * page_tokens + offsets
 
 
 def write_tokens(plane: torch.Tensor, slots: torch.Tensor, values: torch.Tensor) -> None:

@@ -3,7 +3,8 @@
     host arrays ──> pinned bytes ──copy on the stream──> bytes of the GPU ──> the program that reads them ──> event
 
 A buffer is filled again once its event has been reached. The ring grows when every buffer is on its way, and never waits. Work
-of one stream ends in the order it was queued, so buffers queue up by stream and size: if the oldest is not free, none is.
+of one stream ends in the order it was queued, so buffers queue up by stream and size, those never used in front: if the first
+is not free, none is. There are few sizes, so that what was made for one call serves the next.
 """
 
 from __future__ import annotations
@@ -66,25 +67,28 @@ class StagingBuffer:
 class StagingRing:
     """See the module's docstring."""
 
-    def __init__(self, create_pinned: Callable[[int], torch.Tensor], smallest_bytes: int) -> None:
-        """No buffer yet; `create_pinned` makes the bytes of one, `smallest_bytes` at least."""
+    def __init__(self, create_pinned: Callable[[int], torch.Tensor], sizes: Sequence[int]) -> None:
+        """No buffer yet; `create_pinned` makes bytes for some, of the first of the rising `sizes` that is enough.
+
+        What none is enough for takes the next power of two.
+        """
         self._create_pinned = create_pinned
-        self._smallest_bytes = smallest_bytes
+        self._sizes = sizes
         self._queues: defaultdict[tuple[EventStream, int], deque[StagingBuffer]] = defaultdict(deque)
         self.buffer_count = 0
         """Buffers, on their way or not."""
 
-    def reserve(self, stream: EventStream, buffer_count: int) -> None:
-        """Have so many of the smallest buffers more for `stream`, so that it allocates nothing while fewer are on their way."""
-        size = self._size(0)
-        self._queues[stream, size] += [self._new(size) for _ in range(buffer_count)]
+    def reserve(self, stream: EventStream, byte_count: int, buffer_count: int) -> None:
+        """Have so many buffers more for `stream`, so that it allocates nothing while fewer of their size are on their way."""
+        size = self._size(byte_count)
+        self._queues[stream, size].extendleft(self._new(size, buffer_count))
 
     @contextmanager
     def buffer(self, stream: EventStream, byte_count: int) -> Iterator[StagingBuffer]:
         """A free buffer of at least `byte_count` bytes, for work queued on `stream` inside; back behind it, done or failed."""
         size = self._size(byte_count)
         queue = self._queues[stream, size]
-        buffer = queue.popleft() if queue and queue[0].is_free else self._new(size)
+        buffer = queue.popleft() if queue and queue[0].is_free else self._new(size, 1)[0]
         try:
             yield buffer
         finally:
@@ -92,11 +96,15 @@ class StagingRing:
             queue.append(buffer)
 
     def _size(self, byte_count: int) -> int:
-        return max(self._smallest_bytes, 1 << (byte_count - 1).bit_length())
+        return next((size for size in self._sizes if size >= byte_count), 1 << (byte_count - 1).bit_length())
 
-    def _new(self, size: int) -> StagingBuffer:
-        self.buffer_count += 1
-        return StagingBuffer(self._create_pinned(size))
+    def _new(self, size: int, buffer_count: int) -> list[StagingBuffer]:
+        self.buffer_count += buffer_count
+        # At once: each allocation of pinned memory may stall the GPU.
+        return [
+            StagingBuffer(pinned)
+            for pinned in self._create_pinned(size * buffer_count).view(-1, size).unbind()
+        ]
 
 
 def staged_bytes(arrays: Sequence[Staged]) -> int:

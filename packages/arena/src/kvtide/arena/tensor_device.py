@@ -33,7 +33,8 @@ class TensorDevice(Device, Protocol):
     def send(self, stream: Stream, arrays: Sequence[IntArray]) -> list[torch.Tensor]:
         """Copies of host arrays, any shapes, where the arena lies, for work on `stream`; all in one batch.
 
-        The host does not wait, and may not change the arrays after.
+        The host does not wait, and may not change the arrays after. Raises `RuntimeError` while `stream` captures a CUDA graph, as
+        does whatever else brings ids to a GPU.
         """
 
     def prewarm(self, grids: Sequence[UnitGrid]) -> None:

@@ -15,7 +15,7 @@ HAS_TRITON = find_spec("triton") is not None
 def translate_ids(
     table: torch.Tensor, ids: torch.Tensor, *, faults: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """`table[ids]` as int64, shape of `ids`, which are int64; an id of −1 stays −1 (a masked row).
+    """`table[ids]` as int64, shape of `ids`, which are int64 or int32; an id of −1 stays −1 (a masked row).
 
     Strict, with `faults`, int64 `[1]` beside the table: an id outside `[−1, entries)` becomes −1 and adds one to it. Whoever
     reads `faults` waits for the device; nothing here does. Without it, such an id is the caller's fault.
@@ -28,7 +28,7 @@ def translate_ids(
 
 
 def write_tokens(plane: torch.Tensor, slots: torch.Tensor, values: torch.Tensor) -> None:
-    """Write `values [token_count, …]` at `slots [token_count]` of `plane [page_count, page_tokens, …]`.
+    """Write `values [token_count, …]` at `slots [token_count]`, int64, of `plane [page_count, page_tokens, …]`.
 
     No slot may come twice, a sink's apart. A slot of −1 is not written. On a GPU, a token's entry must be dense in `plane`,
     else `ValueError`.
@@ -42,7 +42,7 @@ def write_tokens(plane: torch.Tensor, slots: torch.Tensor, values: torch.Tensor)
 
 
 def gather_tokens(plane: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-    """The entries at `slots` (any shape) of `plane [page_count, page_tokens, …]`, contiguous; −1 reads as zeros.
+    """The entries at `slots` (int64, any shape) of `plane [page_count, page_tokens, …]`, contiguous; −1 reads as zeros.
 
     On a GPU, a token's entry must be dense in `plane`, else `ValueError`.
     """
@@ -54,7 +54,7 @@ def gather_tokens(plane: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
 
 
 def gather_pages(plane: torch.Tensor, pages: torch.Tensor) -> torch.Tensor:
-    """The pages `pages` (any shape) of `plane [page_count, page_tokens, …]`, contiguous; −1 reads as zeros.
+    """The pages `pages` (int64, any shape) of `plane [page_count, page_tokens, …]`, contiguous; −1 reads as zeros.
 
     On a GPU, a page must be dense in `plane`, else `ValueError`.
     """

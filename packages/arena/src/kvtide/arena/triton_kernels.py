@@ -64,7 +64,7 @@ def translate_ids(
 ) -> torch.Tensor:
     """See `token_kernels.translate_ids`."""
     ids = ids.contiguous()
-    translated = torch.empty_like(ids)
+    translated = torch.empty(ids.shape, dtype=torch.int64, device=ids.device)
     if ids.numel():
         _launch(
             programs.translate,

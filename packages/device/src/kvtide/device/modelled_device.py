@@ -185,6 +185,7 @@ class ModelledDevice(ModelledOrder):
 
     def copy_units(self, stream: Stream, grid: UnitGrid, sources: IntArray, targets: IntArray) -> None:
         """See `Device.copy_units`; a later source that is an earlier target, or a target twice, raises `ValueError`."""
+        grid.check_pairs(self.arena_bytes, sources, targets)
         reads, writes = self.unit_spans(grid, sources), self.unit_spans(grid, targets)
         check_copy_order(sources, targets)
         sources, targets = sources.copy(), targets.copy()

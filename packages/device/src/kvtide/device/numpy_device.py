@@ -33,8 +33,7 @@ class NumpyDevice(ImmediateStreams):
 
     def copy_units(self, stream: Stream, grid: UnitGrid, sources: IntArray, targets: IntArray) -> None:
         """See `Device.copy_units`."""
-        grid.check_units(self.arena_bytes, sources)
-        grid.check_units(self.arena_bytes, targets)
+        grid.check_pairs(self.arena_bytes, sources, targets)
         if self._byte_work:
             units = self.units(grid)
             units[targets] = units[sources]

@@ -49,6 +49,13 @@ class UnitGrid:
                 f"{self.origin_bytes} at {self.unit_bytes} bytes each"
             )
 
+    def check_pairs(self, arena_bytes: int, sources: IntArray, targets: IntArray) -> None:
+        """Raise what `Device.copy_units` does: `ValueError` for lists of different lengths, `IndexError` as `check_units`."""
+        if len(sources) != len(targets):
+            raise ValueError(f"cannot copy {len(sources)} sources to {len(targets)} targets")
+        self.check_units(arena_bytes, sources)
+        self.check_units(arena_bytes, targets)
+
 
 class Stream(Protocol):
     """A queue of device work that runs in order."""
@@ -110,8 +117,8 @@ class Device(Protocol):
     def copy_units(self, stream: Stream, grid: UnitGrid, sources: IntArray, targets: IntArray) -> None:
         """Copy unit `sources[i]` to `targets[i]` for each i in order, on `stream`.
 
-        The caller orders the pairs so that no later source is an earlier target, and names no target twice. Raises
-        `IndexError`, with nothing copied, for a unit outside the arena.
+        The caller orders the pairs so that no later source is an earlier target, and names no target twice. Raises, with
+        nothing copied, `ValueError` for lists of different lengths, `IndexError` for a unit outside the arena.
         """
 
     def zero_units(self, stream: Stream, grid: UnitGrid, units: IntArray) -> None:

@@ -63,9 +63,7 @@ def fill_span(span: ByteSpan, values: npt.NDArray[np.generic] | int) -> None:
 
 
 def check_copy_order(sources: IntArray, targets: IntArray) -> None:
-    """The seam's rule: no later source is an earlier target, and no target comes twice."""
-    if len(sources) != len(targets):
-        raise ValueError(f"cannot copy {len(sources)} sources to {len(targets)} targets")
+    """The seam's rule for lists of one length: no later source is an earlier target, and no target comes twice."""
     written: dict[int, int] = {}
     for place, (source, target) in enumerate(zip(sources.tolist(), targets.tolist(), strict=True)):
         if source in written:
