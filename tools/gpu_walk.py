@@ -186,7 +186,7 @@ class Walk:
         view = self.storage.routed_cache.state(STATE_LAYER)
         assert view is not None
         assert ids.state_slots is not None
-        assert ids.state_slots.dtype == torch.int64, "kernels are told int64"
+        assert ids.state_slots.slots.dtype == torch.int64, "kernels are told int64"
         plane = view.planes["recurrent"].unsqueeze(1)
         self.errors += (gather_tokens(plane, ids.state_slots.slots) != starts[:, None]).sum()
         write_tokens(plane, ids.state_slots.slots, ends[:, None].expand(-1, plane.shape[2]).float())
