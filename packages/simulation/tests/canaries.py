@@ -241,7 +241,9 @@ CANARIES: Mapping[str, Canary] = {
     "moves mix their pairs up": Canary("lost_write", moves_mix_their_pairs_up),
     "a settle does not wait": Canary("unordered_overlap", settles_wait_for_nothing),
     "takes do not wait": Canary("unordered_overlap", without_waits_in(ChainAllocator, "take")),
-    "freed units return a forward early": Canary("unordered_overlap", freed_units_return_a_forward_early),
+    "freed units return a forward early": Canary(
+        "unordered_overlap", freed_units_return_a_forward_early, seeds=60
+    ),
     "a state copy does not wait for its writer": Canary(
         "unordered_overlap", without_waits_in(ChainAllocator, "copy_state_slots")
     ),

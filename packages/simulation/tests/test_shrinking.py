@@ -32,7 +32,7 @@ def test_a_failure_shrinks_to_a_handful_of_actions_that_are_all_needed(
     assert small.failure is not None
     assert small.failure.check == run.failure.check
     assert len(small.actions) <= min(most_actions, len(run.actions))
-    assert len(small.scenario.bands) <= 2
+    assert len(small.scenario.bands) <= 3
     assert run_actions(small.scenario, small.actions, operations) == small
     for place in range(len(small.actions)):
         rest = run_actions(small.scenario, small.actions[:place] + small.actions[place + 1 :], operations)

@@ -110,15 +110,15 @@ def announce(world: World, use: Use) -> bool:
         if use.publish_after > world.ranks[0].steps.retired_through:
             return False
     note_places(world, use)
+    use.moves = _moves(world, use)
     for rank in world.ranks:
         use.gates.append(rank.device.record_event(rank.device.schedule_stream))
     return True
 
 
 def has_moved(world: World, use: Use) -> bool:
-    """Whether units stand elsewhere than when its gates were recorded."""
-    found = places_of(world.ranks[0], use)
-    return any(not np.array_equal(found[name], places) for name, places in use.places.items())
+    """Whether anything of its bands has moved since its gates were recorded: a unit may also have come back to where it was."""
+    return _moves(world, use) != use.moves
 
 
 def begin_transfer(world: World, use: Use) -> None:
@@ -271,6 +271,12 @@ def places_of(rank: Rank, use: Use) -> dict[str, IntArray]:
 def _opened(use: Use, signal: HostCopy | NetworkTransfer, end: ModelledEvent) -> None:
     use.owners.append(signal)
     use.ends.append(end)
+
+
+def _moves(world: World, use: Use) -> dict[str, int]:
+    """Units moved in each of its bands since the start."""
+    bands = world.ranks[0].chain.statistics().bands
+    return {band.name: band.moved_units for band in bands if band.name in use.units}
 
 
 def _publish_after(rank: Rank, use: Use) -> int:

@@ -105,6 +105,9 @@ class Use:
     gates: list[ModelledEvent] = attrs.field(factory=list)
     """Of an announced transfer, one a rank: its units' bytes are nobody else's behind it."""
 
+    moves: dict[str, int] = attrs.field(factory=dict)
+    """Band → how many of its units had moved when the gates were recorded (the move epoch)."""
+
     publish_after: int = -1
     """The newest forward that may read a receive's bytes: the gate counts if recorded once that one had retired."""
 

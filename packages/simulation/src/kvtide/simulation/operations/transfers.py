@@ -8,6 +8,7 @@ from kvtide.ledger import ReceiveHold
 from kvtide.simulation import use_steps
 from kvtide.simulation.actions import Numbers
 from kvtide.simulation.operations.choices import draw_bits, one_of, some_of
+from kvtide.simulation.operations.forwards import MANY_MOVES, flush
 from kvtide.simulation.operations.host_copies import take_whole
 from kvtide.simulation.operations.named_units import (
     able,
@@ -106,8 +107,10 @@ class BeginTransfer:
     weight = 80
 
     def generate(self, rng: random.Random, world: World) -> Numbers | None:
-        """Which."""
-        return {"transfer": rng.randrange(16)} if _announced(world) else None
+        """Which, and whether a loop that has nothing else to do flushes next: what is sent may move."""
+        if not _announced(world):
+            return None
+        return {"transfer": rng.randrange(16), "flush": rng.randrange(2)}
 
     def apply(self, world: World, numbers: Numbers) -> str:
         """Look at the gates; begin, or record them anew."""
@@ -128,6 +131,8 @@ class BeginTransfer:
         if not use_steps.passed_gates(world, use):
             return f"{use.kind.value}: gate not seen by every rank"
         use_steps.begin_transfer(world, use)
+        if numbers["flush"] and flush(world, MANY_MOVES) > 0:
+            return f"{use.kind.value}: begun, flushed over"
         return f"{use.kind.value}: begun{', under a forward' if world.flying else ''}"
 
 
