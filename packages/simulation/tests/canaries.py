@@ -175,7 +175,8 @@ def a_fired_event_changes_a_choice(patch: Patch) -> None:
     def process_early(chain: ChainAllocator, **_: Any) -> None:
         newest, device = chain.steps.newest_recorded, chain._device
         if newest is not None and device.query_event(newest.event):
-            chain.forward_processed(newest.forward)
+            for band in chain._bands:
+                band.release_pending_through(newest.forward)
 
     preceded(patch, ChainAllocator, "take", process_early)
 

@@ -114,7 +114,8 @@ def flushes_do_not_look_for_holds(patch: Patch) -> None:
 
 def reliefs_wait_at_once(patch: Patch) -> None:
     def plan(snapshot: Any, asked: Sequence[int], *, around_network: bool) -> Any:
-        return None if around_network else first_plan(snapshot, asked, around_network=False)
+        in_the_way = snapshot.network_bytes or any(band.network for band in snapshot.bands)
+        return None if in_the_way else first_plan(snapshot, asked, around_network=around_network)
 
     patch.setattr("kvtide.chain.relief.first_plan", plan)
 
