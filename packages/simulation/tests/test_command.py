@@ -91,7 +91,7 @@ def test_a_case_of_other_versions_is_replayed_with_a_warning(
 ) -> None:
     """It may hold because the fault is mended, or because the code around it is another."""
     CANARIES["a row is not staged"].plant(monkeypatch)
-    stress("--seeds", "0", "--ops", 60, "--jobs", 1, "--out", tmp_path)
+    stress("--seeds", "0", "--ops", 150, "--jobs", 1, "--out", tmp_path)
     path = tmp_path / "seed-0.json"
     document = json.loads(path.read_text(encoding="utf-8"))
     document["versions"]["kvtide-chain"] = "0.0.1"
