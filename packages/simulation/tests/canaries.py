@@ -274,7 +274,7 @@ CANARIES: Mapping[str, Canary] = {
         "stale_mirror", disabled_within(ChainAllocator, "take", StagedMirror, "stage")
     ),
     "what ensure_capacity moves is not staged": Canary(
-        "stale_mirror", disabled_within(ChainAllocator, "ensure_capacity", StagedMirror, "stage")
+        "stale_mirror", disabled_within(ChainAllocator, "ensure_capacity", StagedMirror, "stage"), seeds=60
     ),
     "a take waits on the host": Canary("host_read_after_wait", takes_wait_on_the_host),
     "a free reads a mirror": Canary("host_read_after_wait", frees_read_a_mirror),
