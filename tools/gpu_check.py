@@ -77,6 +77,19 @@ def far(rehearse: bool) -> list[Check]:
     return [Check("pages past 2^34 bytes", partial(far_pages, Place(not rehearse)))]
 
 
+def host(rehearse: bool) -> list[Check]:
+    """What the host does beside the device."""
+    from gpu_host import faults_are_counted, host_does_not_wait, pages_on_the_host  # noqa: PLC0415
+    from gpu_place import Place  # noqa: PLC0415
+
+    place = Place(not rehearse)
+    return [
+        Check("the host never waits", partial(host_does_not_wait, place), needs_gpu=True),
+        Check("ids outside their tables are counted", partial(faults_are_counted, place)),
+        Check("pages of the host", partial(pages_on_the_host, place)),
+    ]
+
+
 def walks(rehearse: bool) -> list[Check]:
     """A storage whose forwards overlap, and the same with waits left out."""
     from gpu_late import Fault  # noqa: PLC0415
@@ -86,7 +99,10 @@ def walks(rehearse: bool) -> list[Check]:
     place, turns = Place(not rehearse), 60 if rehearse else 150
     faults = [fault for fault in Fault if fault is not Fault.NONE]
     return [
-        *[Check(f"storage walk, seed {seed}", partial(walk, place, turns, seed)) for seed in range(4)],
+        *[Check(f"storage walk, seed {seed}", partial(walk, place, turns, seed)) for seed in range(3)],
+        Check(
+            "storage walk on a given stream", partial(walk, attrs.evolve(place, gives_stream=True), turns, 3)
+        ),
         *[
             Check(
                 f"fault noticed: {fault.value}", partial(walk_with_fault, place, 100, fault), needs_gpu=True
@@ -140,6 +156,7 @@ def bandwidth(rehearse: bool) -> list[Check]:
 GROUPS = {
     "programs": (programs, 200),
     "far": (far, 60),
+    "host": (host, 40),
     "walks": (walks, 150),
     "graph": (graph, 60),
     "bandwidth": (bandwidth, 120),

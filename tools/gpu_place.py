@@ -7,6 +7,7 @@ import torch
 
 from kvtide.arena import CPUDevice, CUDADevice, KVArena, TensorDevice
 from kvtide.device import Stream
+from kvtide.ledger import CheckLevel
 from kvtide.plan import GPU_SCRATCH_BYTES, MOVE_SCRATCH_BYTES, KVStoragePlan
 from kvtide.storage import KVStorage, build_kv_storage
 
@@ -26,9 +27,37 @@ class Place:
         """As torch names it."""
         return "cuda" if self.is_gpu else "cpu"
 
+    gives_stream: bool = False
+    """Whether devices run forwards on a stream that the check made, as an engine does."""
+
     def device(self, arena: KVArena) -> TensorDevice:
         """A device over `arena`."""
-        return CUDADevice(arena) if self.is_gpu else CPUDevice(arena)
+        if not self.is_gpu:
+            return CPUDevice(arena)
+        if not self.gives_stream:
+            return CUDADevice(arena)
+        own = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
+        device = CUDADevice(arena, forward_stream=own)
+        with device.on_stream(device.forward_stream):
+            assert torch.cuda.current_stream() == own, "the device runs forwards on a stream of its own"
+        return device
+
+    def footprint(self, device: TensorDevice) -> dict[str, int]:
+        """What a first call in service must leave as it was; nothing on a CPU."""
+        if not isinstance(device, CUDADevice):
+            return {}
+        # Imported here: Triton may be missing where the rest is rehearsed.
+        from kvtide.arena import triton_programs as programs  # noqa: PLC0415
+
+        caches = [
+            program.device_caches[torch.cuda.current_device()][0]
+            for program in (programs.copy_rows, programs.zero_rows)
+        ]
+        return {
+            "programs compiled": sum(map(len, caches)),
+            "allocations on the GPU": torch.cuda.memory_stats()["allocation.all.allocated"],
+            "staging buffers": device.staging_buffer_count,
+        }
 
     def storage(
         self,
@@ -39,6 +68,7 @@ class Place:
         context: int,
         chunk: int,
         wrap: Callable[[TensorDevice], TensorDevice] = lambda device: device,
+        check_level: CheckLevel = CheckLevel.OFF,
     ) -> KVStorage:
         """A storage over an arena of about so many bytes, every one of them 0xFF: a NaN in every float type."""
 
@@ -54,6 +84,7 @@ class Place:
             chunk_tokens=chunk,
             make_device=make_device,
             memory=self.memory,
+            check_level=check_level,
         )
 
     def synchronize(self) -> None:

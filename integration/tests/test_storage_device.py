@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -11,9 +12,9 @@ import structlog
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kvtide.arena import SCRATCH_BYTES, CPUDevice
+from kvtide.arena import SCRATCH_BYTES, CPUDevice, KVArena
 from kvtide.device import IntArray, Stream
-from kvtide.ledger import CheckLevel, InvariantChecks, InvariantError
+from kvtide.ledger import CheckLevel, InvariantError
 from kvtide.plan import (
     DType,
     FullLifetime,
@@ -34,7 +35,6 @@ from kvtide.storage import (
     StorageError,
     build_kv_storage,
 )
-from kvtide.storage.forward_ids import IdTranslator
 
 
 def plan() -> KVStoragePlan:
@@ -92,7 +92,7 @@ class NotingDevice(CPUDevice):
 class Streams(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it unannotated
     """Notes on which stream each of torch's operations is queued."""
 
-    def __init__(self, device: NotingDevice) -> None:
+    def __init__(self, device: NotingDevice | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.device = device
         self.calls: list[tuple[str, Stream | None]] = []
@@ -104,7 +104,7 @@ class Streams(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        self.calls.append((str(func), self.device.current))
+        self.calls.append((str(func), self.device.current if self.device else None))
         return func(*args, **kwargs or {})
 
 
@@ -132,22 +132,21 @@ def test_ids_are_resolved_on_the_forward_stream_whichever_is_torchs_current_one(
 @pytest.mark.requirement("A6")
 def test_faults_are_counted_from_zero_and_read_on_the_forward_stream() -> None:
     """Elsewhere the first forward may count into memory that is zeroed later, and the last be read before it has counted."""
-    storage = build(make_device=NotingDevice)
-    device = storage.device
-    assert isinstance(device, NotingDevice)
-    with Streams(device) as streams:
-        translator = IdTranslator(
-            device,
-            {"full": 2, "state": None},
-            storage.sized.pages_per_row,
-            InvariantChecks(CheckLevel.STRICT),
-        )
-        translator.verify()
-    assert [name for name, _ in streams.calls if "zeros" in name or "scalar" in name] == [
-        "aten.zeros.default",
-        "aten._local_scalar_dense.default",
-    ]
-    assert {stream for name, stream in streams.calls if "view" not in name} == {device.forward_stream}
+
+    def on_the_forward_stream(level: CheckLevel) -> Counter[str]:
+        streams = Streams()
+
+        def watched(arena: KVArena) -> NotingDevice:
+            streams.device = NotingDevice(arena)
+            return streams.device
+
+        with streams:
+            storage = build(make_device=watched, check_level=level)
+            storage.verify_idle()
+        return Counter(name for name, stream in streams.calls if stream is storage.device.forward_stream)
+
+    with_faults = on_the_forward_stream(CheckLevel.STRICT) - on_the_forward_stream(CheckLevel.OFF)
+    assert with_faults == {"aten.zeros.default": 1, "aten._local_scalar_dense.default": 1}
 
 
 @pytest.mark.requirement("K3")

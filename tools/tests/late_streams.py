@@ -55,6 +55,9 @@ class TimedDevice(CPUDevice):
         time = cast(TimedEvent, event).time
         self.ends[stream] = max(self.ends[stream], time)  # type: ignore[index]  # its own streams
 
+    def query_event(self, event: Event) -> bool:
+        return cast(TimedEvent, event).time <= self.now
+
     def wait_on_host(self, event: Event) -> None:
         self.pass_until(cast(TimedEvent, event).time)
 

@@ -35,6 +35,9 @@ def test_the_gpu_check_can_be_rehearsed_without_an_environment_or_a_gpu() -> Non
     rehearsed += [
         "the device beside NumPy's",
         "pages past 2^34 bytes",
+        "ids outside their tables are counted",
+        "pages of the host",
+        "storage walk on a given stream",
         "storage walk, seed 0",
         "decode as one CUDA graph",
     ]

@@ -111,7 +111,7 @@ def test_a_block_moves_over_itself_in_few_segments(
     targets = np.arange(length)
     if up:
         sources, targets = targets[::-1], sources[::-1]
-    segments = list(copy_segments(sources, targets, scratch_units))
+    segments = copy_segments(sources, targets, scratch_units)
     assert len(segments) <= length / max(scratch_units, shift) + 1
     assert any(segment.through_scratch for segment in segments) == (shift < min(scratch_units, length))
 
@@ -152,4 +152,4 @@ def test_neighbours_are_one_run_whichever_way_they_are_listed() -> None:
 def test_a_list_that_is_not_legal_ends_in_an_error() -> None:
     """Without scratch there is no order of these two that reads before it writes; a host that looks for one never returns."""
     with pytest.raises(ValueError, match="pair 0 writes unit 0, which a later pair reads"):
-        list(copy_segments(np.array([1, 0]), np.array([0, 2]), 0))
+        copy_segments(np.array([1, 0]), np.array([0, 2]), 0)

@@ -237,6 +237,16 @@ def test_lists_of_units_of_different_lengths_are_refused_with_nothing_queued(
 
 
 @pytest.mark.requirement("V1")
+def test_a_list_that_cannot_run_is_refused_before_any_of_it_runs(host: HostStreams) -> None:
+    """A caller that gives its pairs in a wrong order finds every page where it was."""
+    device = cuda_device(scratch_bytes=0)
+    host.log.clear()
+    with pytest.raises(ValueError, match="pair 1 writes unit 2, which a later pair reads"):
+        device.copy_units(device.schedule_stream, GRIDS[0], ids(5, 1, 2), ids(6, 2, 3))
+    assert not host.log
+
+
+@pytest.mark.requirement("V1")
 def test_launches_and_copies_do_not_grow_with_the_batch(host: HostStreams) -> None:
     """An iteration uploads every table in one copy and one launch; so is a zeroing, and a move of any number of pages."""
     device = cuda_device(1 << 16)

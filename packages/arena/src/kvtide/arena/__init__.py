@@ -1,7 +1,7 @@
 """One region of bytes, the views that kernels read and write, and the devices that work on it.
 
-`KVArena` is the region, `RoutedKVCache` gives each layer its views, `host_layout` lays out the host's copies alike, `CPUDevice` and `CUDADevice` implement `TensorDevice`, the
-seam of `kvtide.device` with tensors, over it.
+`KVArena` is the region, `RoutedKVCache` gives each layer its views, `host_layout` lays out the host's copies alike. Over the
+region `CPUDevice` and `CUDADevice` implement `TensorDevice`, the seam of `kvtide.device` with tensors.
 """
 
 from kvtide.arena.cpu_device import CPUDevice

@@ -11,8 +11,6 @@ target", and so does any part of it that runs after the part before. Two ways to
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import attrs
 import numpy as np
 
@@ -62,7 +60,7 @@ def copy_runs(sources: IntArray, targets: IntArray) -> CopyRuns:
     )
 
 
-def copy_segments(sources: IntArray, targets: IntArray, scratch_units: int) -> Iterator[CopySegment]:
+def copy_segments(sources: IntArray, targets: IntArray, scratch_units: int) -> list[CopySegment]:
     """Cut a legal list into segments that run one after another: at most one for each `scratch_units` pairs, and one more.
 
     Each segment is the longest that needs no scratch, or, where that is shorter, as many pairs as the scratch holds. With
@@ -73,6 +71,7 @@ def copy_segments(sources: IntArray, targets: IntArray, scratch_units: int) -> I
     # Non-decreasing, and at least `first` from the first pair on that writes what a pair from `first` on reads.
     blocked_by = np.maximum.accumulate(blocked_by)
     pair_count = len(sources)
+    segments = []
     first = 0
     while first < pair_count:
         end = int(np.searchsorted(blocked_by, first))
@@ -84,12 +83,15 @@ def copy_segments(sources: IntArray, targets: IntArray, scratch_units: int) -> I
                 f"pair {first} writes unit {targets[first]}, which a later pair reads: order the pairs so that no later source "
                 "is an earlier target"
             )
-        yield CopySegment(first, end, needs_scratch)
+        segments.append(CopySegment(first, end, needs_scratch))
         first = end
+    return segments
 
 
 def _last_reader(sources: IntArray, targets: IntArray) -> IntArray:
-    """For each pair, the last other pair that reads what it writes, or −1; in a legal list that one comes before."""
+    """For each pair, the last pair that reads what it writes, or −1 if there is none or it is itself; in a legal list that one
+    comes before. A pair that copies a unit to itself hides its earlier readers: whenever it runs, they read the same bytes.
+    """
     none = np.full(len(sources), -1, np.int64)
     if not len(sources) or sources.max() < targets.min() or targets.max() < sources.min():
         return none

@@ -8,7 +8,7 @@ same programs run on host tensors; tests use that.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
@@ -34,7 +34,7 @@ def copy_units(
     sources: torch.Tensor,
     targets: torch.Tensor,
     *,
-    segments: Iterable[CopySegment],
+    segments: Sequence[CopySegment],
     scratch: torch.Tensor,
 ) -> None:
     """Copy unit `sources[i]` to `targets[i]`, both int64 on the arena's device, as if one after another.
