@@ -155,7 +155,7 @@ def test_a_forwards_ids_are_int64_though_mirrors_are_int32(level: CheckLevel) ->
     """A kernel that is given a table by its address reads pairs of narrower ids as one."""
     ids = run(build(check_level=level))
     assert ids.state_slots is not None
-    found = [*ids.page_tables.values(), *ids.write_slots.values(), ids.state_slots]
+    found = [*ids.page_tables.values(), *ids.write_slots.values(), ids.state_slots.slots]
     assert len(found) == 3
     assert {each.dtype for each in found} == {torch.int64}
 
