@@ -24,7 +24,6 @@ MET = {
     ("abort", "with work queued"),
     ("admit", "refused"),
     ("ask", "does not fit"),
-    ("checkpoint", "kept, moved"),
     ("checkpoint", "kept, settled"),
     ("checkpoint", "copied over, in the open batch"),
     ("drop checkpoints", "dropped, under a forward"),

@@ -103,22 +103,16 @@ class Band(BandUnits):
         targets are disjoint, so the copies need no order among themselves; what moves is behind its writers, where it goes behind
         its readers. The schedule stream waits, the host does not.
         """
-        old_first, old_end = self.first_page, self.end_page
-        live = self.live_pages()
-        low, high = np.searchsorted(live, (first_page, end_page)).tolist()
-        outside = np.concatenate([live[:low], live[high:]])
-        room = np.concatenate(
-            [
-                np.arange(first_page, min(old_first, end_page)),
-                self._holes.within(max(first_page, old_first), min(end_page, old_end)),
-                np.arange(max(old_end, first_page), end_page),
-            ]
-        )
-        self._holes.clear(old_first, old_end)
+        below = (self.first_page, min(first_page, self.end_page))
+        above = (max(end_page, self.first_page), self.end_page)
+        outside = np.concatenate([self.ids.bound_in(*below), self.ids.bound_in(*above)])
+        for first, end in (below, above):
+            self._holes.clear(first, end)
+        self._holes.add(run_of(first_page, min(self.first_page, end_page)))
+        self._holes.add(run_of(max(self.end_page, first_page), end_page))
         if len(outside):
-            targets, room = self._best_of(room, len(outside))
+            targets = np.sort(self._take_holes(len(outside), Consumer.SCHEDULE_COPY), kind="stable")
             self._move(units_of(outside), units_of(targets))
-        self._holes.add(units_of(room))
         self._leave(first_page, end_page)
 
     def flush_opportunistic(self, max_moves: int) -> int:
@@ -184,28 +178,18 @@ class Band(BandUnits):
             self._clear(Consumer.FORWARD, np.delete(units, unwritten))
         self.zero(units[unwritten])
 
-    def _take_holes(self, unit_count: int) -> IntArray:
-        """The best holes: those that make nobody wait for an unretired forward first, then nearest the anchor."""
+    def _take_holes(self, unit_count: int, consumer: Consumer = Consumer.ZERO) -> IntArray:
+        """The best holes: those that make `consumer` wait for no unretired forward first, then nearest the anchor."""
         if not self.usage.steers_choice:
             return self._holes.take(unit_count)
         looked_at = 2 * unit_count
         while True:
-            chosen = choose_holes(Consumer.ZERO, self.usage, self._holes.nearest(looked_at), unit_count)
+            chosen = choose_holes(consumer, self.usage, self._holes.nearest(looked_at), unit_count)
             if chosen.clear_count == unit_count or looked_at >= len(self._holes):
                 break
             looked_at *= 4
         self._holes.remove(units_of(chosen.pages))
         return chosen.pages
-
-    def _best_of(self, room: IntArray, unit_count: int) -> tuple[IntArray, IntArray]:
-        """As `_take_holes`, for a move, of ascending free units: the chosen ones and the rest, both ascending."""
-        if not self.usage.steers_choice:
-            if self._grows_down:
-                return room[-unit_count:], room[:-unit_count]
-            return room[:unit_count], room[unit_count:]
-        preferred = room[::-1] if self._grows_down else room
-        chosen = np.sort(choose_holes(Consumer.SCHEDULE_COPY, self.usage, preferred, unit_count).pages)
-        return chosen, np.setdiff1d(room, chosen, assume_unique=True)
 
     def _clear_holes(self, unit_count: int) -> IntArray:
         """At most so many of the holes nearest the anchor, none of which anybody still touches: a move for gain waits for nobody."""

@@ -77,8 +77,8 @@ class UnitIds:
         return np.not_equal(self._physical[virtual.where], self.unbound)
 
     def bound_in(self, first_page: int, end_page: int) -> IntArray:
-        """Physical ids of `[first_page, end_page)` that are bound, ascending."""
-        return np.flatnonzero(self._virtual[first_page:end_page] >= 0) + first_page
+        """Physical ids of `[first_page, end_page)` that are bound, ascending; none where it ends before it begins."""
+        return np.flatnonzero(self._virtual[first_page : max(first_page, end_page)] >= 0) + first_page
 
     def outermost_bound(self, first_page: int, end_page: int, count: int, *, from_high_end: bool) -> IntArray:
         """The `count` bound ones of `[first_page, end_page)` at its high end, or its low one, and perhaps some more, ascending.
