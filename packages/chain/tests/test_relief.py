@@ -11,8 +11,10 @@ from kvtide.chain import BandTake, ChainAllocator, ChainError, Taken, TakeRefusa
 from kvtide.device import ImmediateEvent, IntArray, NumpyDevice, UnitGrid
 from kvtide.ledger import (
     Access,
+    CheckLevel,
     ForwardSteps,
     HostCopy,
+    InvariantChecks,
     InvariantError,
     LaunchRecord,
     NetworkTransfer,
@@ -20,7 +22,17 @@ from kvtide.ledger import (
     RecordedForward,
     Reservation,
 )
-from kvtide.plan import ArenaLayout
+from kvtide.plan import (
+    ArenaLayout,
+    DType,
+    FullLifetime,
+    KVLayerDecl,
+    KVPart,
+    MLAGeometry,
+    WindowLifetime,
+    lay_out,
+    plan_kv_storage,
+)
 
 from .books import books_of
 from .test_takes import ids
@@ -725,4 +737,48 @@ def test_vacated_units_inside_the_span_are_free_once_their_readers_are_waited_fo
     assert world.steps.retired_through == recorded.forward, "the schedule stream waits for the reader"
     world.take(slots=1)
     world.process()
+    world.check()
+
+
+@pytest.mark.requirement("L8", "C6")
+@pytest.mark.parametrize("level", CheckLevel)
+def test_a_band_that_is_packed_with_units_pending_is_noticed(
+    level: CheckLevel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pending unit is no hole yet; the check can fail: here bands are not settled before they are packed."""
+    layout = layout_of({"state": 112, "full": 48}, 48 + 48 * 40)
+    device, steps = NumpyDevice(layout.arena_bytes), ForwardSteps()
+    mirrors = device.create_mirrors({f"ids:{band.name}": layout.id_count(band) for band in layout.bands})
+    chain = ChainAllocator(layout, device, mirrors, steps, checks=InvariantChecks(level))
+    taken = chain.take(pages=40)
+    assert isinstance(taken, Taken)
+    chain.free_pages("full", taken.pages[:20])
+    steps.forward_recorded(steps.forward_launched(), device.record_event(device.forward_stream))
+    chain.free_pages("full", taken.pages[20:24])
+    monkeypatch.setattr("kvtide.chain.band.Band.settle_all", lambda band: None)
+    if level is CheckLevel.STRICT:
+        with pytest.raises(InvariantError, match=r"band\.geometry_ready"):
+            chain.ensure_capacity({"state": 3})
+    else:
+        chain.ensure_capacity({"state": 3})
+
+
+@pytest.mark.requirement("C1", "C2")
+def test_a_window_smaller_than_a_page_serves_many_running_requests() -> None:
+    """Each holds one window page at a time, and gives it up as it takes the next: no more than there are requests, ever."""
+    layers = [
+        KVLayerDecl(0, (KVPart(MLAGeometry(16, 0, DType.UINT8), FullLifetime()),)),
+        KVLayerDecl(1, (KVPart(MLAGeometry(32, 0, DType.UINT8), WindowLifetime(4)),)),
+    ]
+    plan = plan_kv_storage(layers, page_tokens=16)
+    requests, steps = 64, 5
+    full, window = (plan.sub_pool(name).unit.unit_bytes for name in ("full", "window-4"))
+    world = World(lay_out(plan, full + window + requests * (steps * full + 2 * window)))
+    last = world.take(pages=requests).pages
+    for _ in range(steps - 1):
+        pages = world.take(pages=requests).pages
+        world.free("window-4", last)
+        assert world.chain.statistics().bands[0].live_units == requests
+        last = pages
+    assert not world.chain.units_fit({"full": 1, "window-4": requests + 1})
     world.check()

@@ -113,7 +113,7 @@ class ChainAllocator:
         self._debts = ZeroDebts()
         self._estimates = Estimates(self._bands, self._pages, checks)
         self._wait_for_transfers = wait_for_transfers
-        self._relief = Relief(self._bands, self._fences, device, steps, wait_for_transfers)
+        self._relief = Relief(self._bands, self._fences, device, steps, wait_for_transfers, checks=checks)
         self.uses = ChainUses(self._bands)
         """Copies, transfers, reservations and holds of its units."""
 
@@ -144,7 +144,13 @@ class ChainAllocator:
             _estimates=Estimates(bands, pages, self._checks),
             _wait_for_transfers=waiter,
             _relief=Relief(
-                bands, fences, device, steps, waiter, rearrangement_count=self._relief.rearrangement_count
+                bands,
+                fences,
+                device,
+                steps,
+                waiter,
+                checks=self._checks,
+                rearrangement_count=self._relief.rearrangement_count,
             ),
             uses=uses,
         )

@@ -23,7 +23,7 @@ from kvtide.chain.move_order import move_order
 from kvtide.chain.pricing import LayoutPlan, Rearrangement, feasible, first_plan, plan
 from kvtide.chain.snapshot import ChainSnapshot
 from kvtide.device import Device
-from kvtide.ledger import FencedBytes, ForwardSteps, Hazard, InvariantError, NetworkTransfer
+from kvtide.ledger import FencedBytes, ForwardSteps, Hazard, InvariantChecks, InvariantError, NetworkTransfer
 from kvtide.plan import Growth
 
 log = structlog.get_logger(__name__)
@@ -51,6 +51,7 @@ class Relief:
         steps: ForwardSteps,
         wait_for_transfers: TransferWaiter | None,
         *,
+        checks: InvariantChecks,
         rearrangement_count: int = 0,
     ) -> None:
         """Over `bands`. Without a waiter, layouts that need one are none: what transfers touch stays where it is."""
@@ -59,6 +60,7 @@ class Relief:
         self._device = device
         self._steps = steps
         self._wait_for_transfers = wait_for_transfers
+        self._checks = checks
         self._snapshots: dict[bool, ChainSnapshot] = {}
         self._epoch = -1
         self.rearrangement_count = rearrangement_count
@@ -215,6 +217,14 @@ class Relief:
         if planned.step is Rearrangement.NO_MOVE:
             return
         bands = list(self._bands)
+        if self._checks.checks("band.geometry_ready"):
+            for place in (*planned.flushed, *planned.relocated):
+                if len(bands[place].pending):
+                    self._checks.broken(
+                        "band.geometry_ready",
+                        f"band {bands[place].layout.name!r} is packed with {len(bands[place].pending)} units pending",
+                        "it was not settled first",
+                    )
         moved_before = sum(band.moved_count for band in bands)
         for place in planned.flushed:
             bands[place].pack_into(*self._flush_target(place, planned, holds_stay=holds_stay))
