@@ -196,9 +196,23 @@ class World:
         """
         if around_transfers is None:
             around_transfers = not self.scenario.waits_for_transfers
-        live = [len(self.held(band)) - (freed or {}).get(band.name, 0) for band in self.bands]
-        counts = [held + asked.get(band.name, 0) for band, held in zip(self.bands, live, strict=True)]
-        if not any(use.is_fixed or (around_transfers and use.is_touched) for use in self.uses.uses):
+        held = [len(self.held(band)) for band in self.bands]
+        freed_units = [(freed or {}).get(band.name, 0) for band in self.bands]
+        claimed = any(use.is_fixed or (around_transfers and use.is_touched) for use in self.uses.uses)
+        if claimed and any(freed_units):
+            # Whatever stays gives no room when it is freed.
+            needs, _ = immovable(
+                self.uses, self.layout, self.ranks[0], held, around_transfers=around_transfers
+            )
+            for place, (band, need) in enumerate(zip(self.bands, needs, strict=True)):
+                live = set(self.ranks[0].chain.live_units(band.name).tolist())
+                staying = sum(page in live for page in need.stays)
+                freed_units[place] = min(freed_units[place], held[place] - staying)
+        counts = [
+            live - less + asked.get(band.name, 0)
+            for band, live, less in zip(self.bands, held, freed_units, strict=True)
+        ]
+        if not claimed:
             return pack(self.layout, counts) is not None
         needs, blocked = immovable(
             self.uses, self.layout, self.ranks[0], counts, around_transfers=around_transfers
