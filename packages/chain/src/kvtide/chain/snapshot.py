@@ -14,6 +14,7 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
+from kvtide.chain.blocked_bytes import merged
 from kvtide.chain.errors import ChainError
 from kvtide.device import IntArray
 from kvtide.plan import ArenaLayout, Growth, PageSpan
@@ -83,8 +84,12 @@ def reclaimed_snapshot(
                 f"cannot credit {freed} units of band {grid.name!r}: of its {band.occupied} occupied ones {movable} are not fixed"
             )
         if around_network and band.network:
-            touched = sum(extent.page_count for extent in band.network) - band.network_free
-            freed = min(freed, max(movable - touched, 0))  # noqa: PLW2901  # what can be had of it
+            # Pages may be both fixed and under a transfer; those of a transfer that are free are not among the occupied.
+            firsts, ends = merged(
+                [(extent.first_page, extent.end_page) for extent in (*band.fixed, *band.network)]
+            )
+            staying = sum(ends) - sum(firsts) - band.network_free
+            freed = min(freed, max(band.occupied - staying, 0))  # noqa: PLW2901  # what can be had of it
         if not freed:
             bands.append(band)
         elif freed == band.occupied and not band.network:
