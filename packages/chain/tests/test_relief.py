@@ -782,3 +782,16 @@ def test_a_window_smaller_than_a_page_serves_many_running_requests() -> None:
         last = pages
     assert not world.chain.units_fit({"full": 1, "window-4": requests + 1})
     world.check()
+
+
+@pytest.mark.requirement("C5", "K5")
+def test_a_page_that_is_both_fixed_and_sent_is_kept_from_admission_once() -> None:
+    """Counted twice, it would take the credit of a page that can be evicted."""
+    world = World(layout_of({"state": 112, "full": 48}, 48 + 48 * 10))
+    pages = world.take(pages=10).pages
+    world.chain.uses.begin(NetworkTransfer("send", Access.READ), {"full": pages[:4]})
+    world.chain.uses.fix("load", {"full": pages[2:6]})
+    assert world.chain.admits({"full": 4}, {"full": 4})
+    assert not world.chain.admits({"full": 5}, {"full": 6})
+    world.free("full", pages[6:])
+    world.take(pages=4)
