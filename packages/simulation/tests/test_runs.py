@@ -17,13 +17,14 @@ from kvtide.simulation import (
     run_seed,
 )
 
-SEEDS = range(60)
+SEEDS = range(70)
 ACTIONS = 200
 
 MET = {
     ("abort", "with work queued"),
     ("admit", "refused"),
     ("ask", "does not fit"),
+    ("checkpoint", "kept, moved"),
     ("checkpoint", "kept, settled"),
     ("checkpoint", "copied over, in the open batch"),
     ("drop checkpoints", "dropped, under a forward"),
