@@ -44,11 +44,6 @@ class BandStatistics:
     settles: int
     """Waits queued since the start for pending units that a take needed."""
 
-    @property
-    def free_units(self) -> int:
-        """Holes and pending units: what a take can have without the band growing."""
-        return self.hole_units + self.pending_units
-
 
 @attrs.frozen(kw_only=True)
 class ChainStatistics:
