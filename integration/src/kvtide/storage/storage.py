@@ -42,7 +42,7 @@ from kvtide.storage.errors import StorageError
 from kvtide.storage.forward_ids import IdTranslator, UnresolvedIds
 from kvtide.storage.idle_checks import verify_mirrors, verify_units
 from kvtide.storage.read_ends import SharedReadEnds
-from kvtide.storage.requests import RequestTable, ranges
+from kvtide.storage.requests import RequestTable, spread
 from kvtide.storage.row_state import RowResets, RowState
 from kvtide.storage.statistics import StorageStatistics
 from kvtide.storage.step_pages import takes_of_step, writes_of_step
@@ -222,11 +222,12 @@ class KVStorage:
         device = self.device
         device.upload(device.schedule_stream)
         device.wait_event(device.forward_stream, device.record_event(device.schedule_stream))
+        write_rows, write_positions = spread(step.rows, step.starts, step.counts)
         return UnresolvedIds(
             rows=step.rows,
             page_columns=int(self.requests.page_counts[step.rows].max(initial=0)),
-            write_rows=np.repeat(step.rows, step.counts),
-            write_positions=np.repeat(step.starts, step.counts) + ranges(step.counts),
+            write_rows=write_rows,
+            write_positions=write_positions,
             state_slots=self.requests.state_slots[step.rows],
             reset_rows=step.reset_rows,
             translator=self._translator,
@@ -284,9 +285,9 @@ class KVStorage:
             self._row_resets.mark(step.reset_rows)
         if step.taken is not None:
             self.chain.pay_zero_debt(step.taken)
-        rows = step.rows[self.requests.is_same_request(step.rows, step.generations)]
-        self.requests.prepared[rows] = step.starts[np.isin(step.rows, rows)]
-        self.requests.open_steps[rows] -= 1
+        is_same = self.requests.is_same_request(step.rows, step.generations)
+        self.requests.prepared[step.rows[is_same]] = step.starts[is_same]
+        self.requests.open_steps[step.rows[is_same]] -= 1
         step.state = StepState.ABANDONED
 
     def advance(self, step: PreparedStep) -> None:
@@ -299,9 +300,9 @@ class KVStorage:
         step.check_state("advance over", StepState.PROCESSED)
         self._steps.check_pages_may_change("an advance")
         is_same = self.requests.is_same_request(step.rows, step.generations)
-        rows = step.rows[is_same]
-        check_turn(self.requests, step, rows)
-        lengths = step.starts[is_same] + step.counts[is_same]
+        rows, starts = step.rows[is_same], step.starts[is_same]
+        check_turn(self.requests, rows, starts)
+        lengths = starts + step.counts[is_same]
         self.requests.lengths[rows] = lengths
         self.requests.open_steps[rows] -= 1
         for pool in self._release_order:
@@ -391,12 +392,12 @@ class KVStorage:
         """Free the rows' pages that one band still holds before `page_ends`."""
         first = self._first_held[band_name][rows]
         ends = np.maximum(first, page_ends)
-        virtual = self.requests.held(rows, first, ends)
-        if len(virtual):
-            self.chain.free_pages(band_name, virtual)
-            self._first_held[band_name][rows] = ends
-            if band_name == self.layout.owner:
-                self.requests.forget(rows, first, ends)
+        if (ends == first).all():
+            return
+        self.chain.free_pages(band_name, self.requests.held(rows, first, ends))
+        self._first_held[band_name][rows] = ends
+        if band_name == self.layout.owner:
+            self.requests.forget(rows, first, ends)
 
 
 def _broken_promise(refusal: TakeRefusal) -> InvariantError:
