@@ -9,6 +9,7 @@ own stream, the translation of its ids first, is not run. `--profile PAGE` print
 
 import argparse
 import cProfile
+import logging
 import os
 import platform
 import pstats
@@ -18,6 +19,7 @@ from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
 import numpy as np
+import structlog
 import torch
 
 from kvtide.plan import (
@@ -168,6 +170,7 @@ def main() -> None:
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     torch.set_num_threads(1)
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     if arguments.profile:
         profile(arguments.profile)
         return
