@@ -9,7 +9,8 @@
 
 All of them are things that the device is told. So the rule is broken below the storage, which goes on believing that it holds. The
 timing is the worst that a device may choose: the schedule stream is never busy, a forward's metadata phase runs at once, and its
-layers when the host waits for them.
+layers when the host waits for them. So is what becomes of bytes that the rules call free: `spoil_free_bytes` makes NaN of them, as
+the next owner's writes might.
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ import numpy as np
 import numpy.typing as npt
 
 from kvtide.arena import KVArena
-from kvtide.device import ByteSpan, Event, IntArray, Mirror, Stream, UnitGrid
+from kvtide.device import ByteSpan, Event, IntArray, Mirror, RunningWork, Stream, UnitGrid
+from kvtide.engine.forwards import ForwardQueue, LaunchedForward
 from kvtide.engine.modelled_device import ModelledTensorDevice
+from kvtide.storage import KVStorage, PreparedStep, SharedReadEnds
 
 
 class Rule(enum.Enum):
@@ -37,11 +40,12 @@ class Rule(enum.Enum):
 class BrokenDevice(ModelledTensorDevice):
     """A modelled device that leaves something out. Races are kept in `model.races`, and work goes on."""
 
-    def __init__(self, arena: KVArena, rule: Rule) -> None:
-        """As `ModelledTensorDevice`, without `rule`."""
+    def __init__(self, arena: KVArena, rule: Rule | None) -> None:
+        """As `ModelledTensorDevice`, without `rule`; with `None` only the timing is the worst, and everything is right."""
         super().__init__(arena, raise_races=False)
         self._rule = rule
         self._forward_has_just_ended = False
+        self._barrier_event: Event | None = None
         self._has_uploaded = False
 
     def submit(
@@ -67,7 +71,10 @@ class BrokenDevice(ModelledTensorDevice):
         # The barrier follows the event of the forward that it stands behind; what clearance asks for comes at other times.
         is_barrier, self._forward_has_just_ended = self._forward_has_just_ended, False
         if stream is self.schedule_stream and event.stream is self.forward_stream:
-            left_out = Rule.BARRIER if is_barrier else Rule.CLEARANCE
+            if is_barrier:
+                self._barrier_event = event
+            # Behind the barrier, another wait for its event would change nothing, so it stands for no wait of clearance.
+            left_out = Rule.BARRIER if event is self._barrier_event else Rule.CLEARANCE
             if self._rule is left_out:
                 return
         super().wait_event(stream, event)
@@ -100,10 +107,50 @@ class BrokenDevice(ModelledTensorDevice):
             for name, mirror in mirrors.items()
         }
 
+    def spoil_free_bytes(self, storage: KVStorage) -> None:
+        """Fill with 0xFF, NaN in every float type, what belongs to no live unit of `storage` and to no sink.
+
+        Forwards in flight may still read some of it, so this waits for them; unless the rule that is broken is this very wait, or the
+        barrier, which has made the schedule stream wait for them if no backend declares its read end.
+        """
+        if self._rule not in {Rule.CLEARANCE, Rule.BARRIER}:
+            super().wait_event(self.schedule_stream, super().record_event(self.forward_stream))
+        layout = storage.layout
+        is_owned = np.zeros(layout.arena_bytes, np.bool_)
+        is_owned[: layout.prefix_bytes] = True
+        for band in layout.bands:
+            starts = band.origin_bytes + storage.chain.live_units(band.name) * band.unit_bytes
+            is_owned[(starts[:, None] + np.arange(band.unit_bytes)).ravel()] = True
+        edges = np.flatnonzero(np.diff(is_owned, prepend=True, append=True)).reshape(-1, 2)
+        spans = [self.model.arena_buffer.span(start, end) for start, end in edges.tolist()]
+
+        def fill(work: RunningWork) -> None:
+            for span in spans:
+                work.write(span, 0xFF)
+
+        self.model.submit(self.model.schedule_stream, "another owner's write", writes=spans, run=fill)
+        self._run_ahead()
+
     def _run_ahead(self) -> None:
         """Run what the schedule stream can run."""
         while self.model.run_next(self.schedule_stream):
             pass
+
+
+class SpoilingForwards:
+    """A queue before each of whose forwards free bytes turn to NaN, once the moves and takes for it have been told to the device."""
+
+    def __init__(self, queue: ForwardQueue, storage: KVStorage) -> None:
+        """In front of `queue`; the device of `storage` is a `BrokenDevice`."""
+        assert isinstance(storage.device, BrokenDevice), "other devices keep free bytes as they are"
+        self._queue = queue
+        self._storage = storage
+        self._device = storage.device
+
+    def launch(self, forward: LaunchedForward, step: PreparedStep) -> SharedReadEnds | None:
+        """See `ForwardQueue.launch`."""
+        self._device.spoil_free_bytes(self._storage)
+        return self._queue.launch(forward, step)
 
 
 class MirrorWithoutMoves:

@@ -19,7 +19,7 @@ import torch
 from transformers import PreTrainedModel
 
 from kvtide.arena import CPUDevice, KVArena, TensorDevice
-from kvtide.engine.broken_rules import BrokenDevice, Rule
+from kvtide.engine.broken_rules import BrokenDevice, Rule, SpoilingForwards
 from kvtide.engine.check import (
     CheckResult,
     TokenDifference,
@@ -28,7 +28,7 @@ from kvtide.engine.check import (
     generate_alone,
     replay_on_plain_tensors,
 )
-from kvtide.engine.forwards import ModelledForwards
+from kvtide.engine.forwards import ForwardQueue, ModelledForwards
 from kvtide.engine.loop import Request, ServeResult, StepObserver, StepReport, serve
 from kvtide.engine.modelled_device import ModelledTensorDevice
 from kvtide.engine.models import RANDOM_VOCABULARY, DemoModel
@@ -83,6 +83,20 @@ class DemoSettings:
 
 
 @attrs.frozen(kw_only=True)
+class Continuation:
+    """What a model of text wrote."""
+
+    prompt: str
+    """What it was to continue."""
+
+    served: str
+    """What the run gave."""
+
+    alone: str
+    """What `generate()` gives."""
+
+
+@attrs.frozen(kw_only=True)
 class DemoRun:
     """One run and what it showed."""
 
@@ -125,8 +139,8 @@ class DemoRun:
     races: tuple[str, ...]
     """Accesses of the device that nothing ordered; always empty in the plain loop."""
 
-    texts: tuple[tuple[str, str], ...]
-    """Prompt and continuation, for a model of text."""
+    texts: tuple[Continuation, ...]
+    """One a request, for a model of text."""
 
     picture: Path
     """SVG of the arena over time."""
@@ -245,7 +259,7 @@ class _Scene:
             held_static=held_static,
             check=check,
             races=_races(storage),
-            texts=tuple(_texts(self.requests, result)) if self.model.is_text else (),
+            texts=tuple(_texts(self.requests, result, self.alone)) if self.model.is_text else (),
             picture=picture,
             seconds=time.monotonic() - started,
         )
@@ -270,7 +284,11 @@ class _Scene:
         if self.settings.loop is Loop.PLAIN:
             return serve(runner, storage, self.requests, chunk_tokens=CHUNK_TOKENS, observe=observe)
         # Where no read end is declared, the barrier orders whole forwards, and shows most where it is missing.
-        forwards = ModelledForwards(storage, declares_read_end=self.settings.broken is not Rule.BARRIER)
+        forwards: ForwardQueue = ModelledForwards(
+            storage, declares_read_end=self.settings.broken is not Rule.BARRIER
+        )
+        if self.settings.broken is not None:
+            forwards = SpoilingForwards(forwards, storage)
         return serve_overlapped(
             runner, storage, forwards, self.requests, chunk_tokens=CHUNK_TOKENS, observe=observe
         )
@@ -293,9 +311,17 @@ def _token_differences(
             yield difference
 
 
-def _texts(requests: Sequence[Request], result: ServeResult) -> Iterator[tuple[str, str]]:
+def _texts(
+    requests: Sequence[Request], result: ServeResult, alone: Mapping[str, tuple[int, ...]]
+) -> Iterator[Continuation]:
     for request in requests:
-        yield (
-            bytes(request.prompt).decode("ascii"),
-            bytes(result.tokens[request.request_id]).decode("ascii", "replace"),
+        name = request.request_id
+        yield Continuation(
+            prompt=_text(request.prompt),
+            served=_text(result.tokens[name]),
+            alone=_text(expected_tokens(request, alone[name])),
         )
+
+
+def _text(tokens: Sequence[int]) -> str:
+    return bytes(tokens).decode("ascii", "replace")

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import attrs
 import click
 import rich.box
 import structlog
@@ -25,7 +26,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from kvtide.engine.broken_rules import Rule
-from kvtide.engine.demo import DemoRun, DemoSettings, Loop, demo_runs
+from kvtide.engine.demo import Continuation, DemoRun, DemoSettings, Loop, demo_runs
 from kvtide.engine.models import MODELS
 from kvtide.engine.static_split import Held
 from kvtide.storage import StorageError, StorageSettings
@@ -203,18 +204,30 @@ the model has (attention over gathered tokens, attention over whole pages), whic
 
 
 def _print_texts(console: Console, runs: Sequence[DemoRun]) -> None:
-    """What the trained models wrote, once a model: it is the same in every run, or the check says so."""
+    """What the trained models wrote, once a model: it is the same in every run, or went wrong in the one that is shown."""
     shown: set[str] = set()
-    for run in runs:
+    for run in sorted(runs, key=lambda run: not _wrong(run)):
         if run.texts and run.model.name not in shown:
             shown.add(run.model.name)
             console.print(f"\n[bold]{escape(run.model.title)}[/], bytes in and bytes out:")
-            most_varied = sorted(run.texts, key=lambda pair: len(set(pair[1].split())), reverse=True)
-            for prompt, text in most_varied[:SHOWN_TEXTS]:
-                start = prompt if len(prompt) <= 60 else f"…{prompt[-59:]}"
-                line = f"{escape(start)}▸[bold]{escape(text)}[/]"
-                console.print(textwrap.indent(line.replace("\n", "⏎"), "  "), soft_wrap=True, highlight=False)
+            most_varied = sorted(run.texts, key=lambda text: len(set(text.served.split())), reverse=True)
+            for text in (_wrong(run) or most_varied)[:SHOWN_TEXTS]:
+                prompt = text.prompt if len(text.prompt) <= 60 else f"…{text.prompt[-59:]}"
+                line = f"{escape(prompt)}▸[bold]{_one_line(text.served)}[/]"
+                if text.served != text.alone:
+                    line += f"\n[red]wrong; alone it is[/] ▸[bold]{_one_line(text.alone)}[/]"
+                console.print(textwrap.indent(line, "  "), soft_wrap=True, highlight=False)
     console.print()
+
+
+def _wrong(run: DemoRun) -> list[Continuation]:
+    return [text for text in run.texts if text.served != text.alone]
+
+
+def _one_line(text: str) -> str:
+    """`text` without what a terminal would act on."""
+    shown = "".join("⏎" if each == "\n" else each if each.isprintable() else "␀" for each in text)
+    return escape(shown)
 
 
 def _print_differences(console: Console, runs: Sequence[DemoRun]) -> None:
@@ -251,6 +264,7 @@ def _document(run: DemoRun) -> Mapping[str, Any]:
         "equal": run.check.is_equal,
         "unordered": len(run.races),
         "differences": [str(each) for each in (run.check.logits, *run.check.tokens) if each is not None],
+        "wrong_texts": [attrs.asdict(text) for text in _wrong(run)],
         "picture": str(run.picture.resolve()),
         "seconds": round(run.seconds, 2),
     }
