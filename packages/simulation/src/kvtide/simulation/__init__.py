@@ -12,6 +12,7 @@ from kvtide.simulation.actions import (
     Operation,
     installed_operations,
 )
+from kvtide.simulation.allocators import Handed
 from kvtide.simulation.bands import SimulatedBand
 from kvtide.simulation.cases import Case, load_case, save_case
 from kvtide.simulation.failures import CHECKS, CheckFailedError, Failure
@@ -23,7 +24,7 @@ from kvtide.simulation.scenario import BandDraft, Scenario, draw_scenario
 from kvtide.simulation.shadow import Shadow
 from kvtide.simulation.shrinking import shrink
 from kvtide.simulation.sweep import SeedRun, Totals, sweep
-from kvtide.simulation.world import Handed, World
+from kvtide.simulation.world import World
 
 __all__ = [
     "CHECKS",

@@ -7,6 +7,7 @@ They stand here and nowhere else, so that each can be broken on purpose:
 | `bring_up_to_date` before each launch: upload, and the forward stream waits for it | stale_mirror, unordered_overlap |
 | `hold_back_uploads` after each launch: the barrier | unordered_overlap |
 | `wait_for_loads` before a launch that touches what a load writes | unordered_overlap |
+| `copy_result` behind the forward whose completion it is | unordered_overlap |
 | `wait_for_abandoned` after a launch that is given up with work queued | unordered_overlap |
 | `stage_row` whenever a row's pages change | stale_mirror |
 | `process_oldest` after a host wait, and never before | InvariantError of the ledger |
@@ -47,9 +48,7 @@ def launch(
     recorded = rank.steps.forward_recorded(record, end)
     rank.chain.forward_recorded(recorded, writes)
     if has_completion:
-        device.wait_event(rank.results, end)
-        device.submit(rank.results, f"result of {name}")
-        end = device.record_event(rank.results)
+        end = copy_result(rank, end, name)
         rank.steps.completion_recorded(record, end)
     hold_back_uploads(rank, recorded, read_end)
     rank.flying.append(FlyingForward(record, end))
@@ -75,6 +74,13 @@ def wait_for_loads(rank: Rank, ends: Sequence[ModelledEvent]) -> None:
     """The forward stream waits for the copies that fill what the next forward touches."""
     for end in ends:
         rank.device.wait_event(rank.device.forward_stream, end)
+
+
+def copy_result(rank: Rank, end: ModelledEvent, name: str) -> ModelledEvent:
+    """Copy a forward's result on a stream of its own, behind the forward; the event behind the copy."""
+    rank.device.wait_event(rank.results, end)
+    rank.device.submit(rank.results, f"result of {name}")
+    return rank.device.record_event(rank.results)
 
 
 def hold_back_uploads(rank: Rank, recorded: RecordedForward, read_end: ModelledEvent | None) -> None:

@@ -34,10 +34,21 @@ def stand_behind(rank: Rank, stream: ModelledStream) -> None:
         device.wait_event(stream, device.record_event(other))
 
 
+def follow_loads(rank: Rank, loads: Sequence[Use]) -> None:
+    """A backup of what loads fill comes behind them."""
+    for load in loads:
+        rank.device.wait_event(rank.backups, load.ends[rank.place])
+
+
 def hand_over(rank: Rank, use: Use, copy: HostCopy) -> None:
     """From reservation to copy, with no moment in between."""
     rank.chain.uses.begin(copy, use.units)
     rank.chain.uses.unfix(use.owners[rank.place])
+
+
+def record_gate(rank: Rank) -> ModelledEvent:
+    """Behind the take's waits, zeroing and moves: seen, the units' bytes are nobody else's."""
+    return rank.device.record_event(rank.device.schedule_stream)
 
 
 def passed_gates(world: World, use: Use) -> bool:
@@ -50,6 +61,12 @@ def is_over(world: World, use: Use) -> bool:
     """Whether every rank's host sees the end: they agree on it, so that they act alike."""
     seen = [rank.device.query_event(use.ends[rank.place]) for rank in world.ranks]
     return all(seen)
+
+
+def see_the_end(world: World, use: Use) -> None:
+    """Every rank's host waits until a failed transfer's engine is done."""
+    for rank in world.ranks:
+        rank.device.wait_on_host(use.ends[rank.place])
 
 
 # ── host copies ──
@@ -66,8 +83,7 @@ def back_up(world: World, use: Use) -> None:
 
     def queue(rank: Rank) -> None:
         stand_behind(rank, rank.backups)
-        for load in loads:
-            rank.device.wait_event(rank.backups, load.ends[rank.place])
+        follow_loads(rank, loads)
         reads, buffer, run = _reading(rank, use)
         rank.device.submit(rank.backups, use.name, reads=reads, writes=[_whole(buffer)], run=run)
         copy = HostCopy(use.name, Access.READ, rank.device.record_event(rank.backups))
@@ -111,8 +127,7 @@ def announce(world: World, use: Use) -> bool:
             return False
     note_places(world, use)
     use.moves = _moves(world, use)
-    for rank in world.ranks:
-        use.gates.append(rank.device.record_event(rank.device.schedule_stream))
+    use.gates = [record_gate(rank) for rank in world.ranks]
     return True
 
 
@@ -179,8 +194,8 @@ def end(world: World, use: Use) -> str:
 
 def unfix(world: World, use: Use) -> str:
     """Fixed units may move again; for a failed transfer, once every host has seen that its engine is done."""
-    for rank in world.ranks if use.stage is Stage.QUARANTINED else []:
-        rank.device.wait_on_host(use.ends[rank.place])
+    if use.stage is Stage.QUARANTINED:
+        see_the_end(world, use)
     fate = fate_of(world, use)
     world.on_each("unfix", lambda rank: rank.chain.uses.unfix(use.owners[rank.place]))
     world.uses.close(use)

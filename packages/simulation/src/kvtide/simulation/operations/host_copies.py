@@ -8,13 +8,14 @@ from kvtide.chain import BandTake
 from kvtide.ledger import Reservation
 from kvtide.simulation import use_steps
 from kvtide.simulation.actions import Numbers
+from kvtide.simulation.allocators import Handed
 from kvtide.simulation.bands import NONE
 from kvtide.simulation.operations.choices import draw_bits, one_of, some_of, some_places
 from kvtide.simulation.operations.named_units import able, finished, named_parts
 from kvtide.simulation.rank import Rank
 from kvtide.simulation.requests import Request
 from kvtide.simulation.uses import Kind, Stage, Use, parts_of
-from kvtide.simulation.world import Handed, World
+from kvtide.simulation.world import World
 
 MOST_COPIES = 6
 """Of one kind at a time."""

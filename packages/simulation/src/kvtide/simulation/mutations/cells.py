@@ -1,0 +1,62 @@
+"""Cells of `CLEARANCE`, one mutation for each that makes anybody wait or stay away: as if another rule ordered the two."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kvtide.ledger import CLEARANCE, Clear, Consumer, Hazard
+from kvtide.simulation.mutations.mutation import Mutation, Patch, Plant
+
+_COMPILED = "kvtide.ledger.clearing:_ANSWERS"
+
+_CONSUMERS = {
+    Consumer.FORWARD: "a forward that writes what a take left unzeroed",
+    Consumer.SCHEDULE_COPY: "a move or a state copy",
+    Consumer.ZERO: "zeroing on hand-out",
+    Consumer.HOST_LOAD: "a load",
+    Consumer.NETWORK_RECEIVE: "a peer's write",
+}
+_HAZARDS = {
+    Hazard.FORWARD: "a forward that may still read there",
+    Hazard.COPY_READ: "a backup that reads there",
+    Hazard.COPY_WRITE: "a load that writes there",
+    Hazard.NETWORK: "a transfer that touches it",
+    Hazard.FIXED: "a promise that it stays",
+}
+_ACTS = {
+    Clear.STREAM_WAIT: "waits on its stream for",
+    Clear.AFTER_RETIRE: "is told of the ids only after",
+    Clear.HOST_WAIT: "makes the host wait for",
+    Clear.EXCLUDED: "leaves alone",
+}
+_PLANNED = "no plan hands out such a unit (`plan.…`, `withheld.…`): the cell only says that `band.plan_clears_transfers` is raised if one does"
+
+
+def weakened(consumer: Consumer, hazard: Hazard) -> Plant:
+    """Nobody waits, and nothing is left alone."""
+
+    def plant(patch: Patch) -> None:
+        row = patch.look(_COMPILED)[consumer].copy()
+        row[hazard] = Clear.NONE
+        patch.put(_COMPILED, consumer, row)
+
+    return plant
+
+
+def cells() -> Iterator[Mutation]:
+    """One for each cell that is not "none"."""
+    for consumer, row in CLEARANCE.items():
+        for hazard, clear in row.items():
+            if clear is not Clear.NONE:
+                is_planned = consumer in _PLANNED_CONSUMERS and hazard in (Hazard.NETWORK, Hazard.FIXED)
+                yield Mutation(
+                    id=f"clearance.{consumer.name}.{hazard.name}".lower(),
+                    rule=f"{_CONSUMERS[consumer]} {_ACTS[clear]} {_HAZARDS[hazard]}",
+                    rows=("L5",),
+                    plant=weakened(consumer, hazard),
+                    unreachable=_PLANNED if is_planned else "",
+                )
+
+
+_PLANNED_CONSUMERS = (Consumer.FORWARD, Consumer.SCHEDULE_COPY, Consumer.ZERO)
+"""Those whose pages the chain chooses."""

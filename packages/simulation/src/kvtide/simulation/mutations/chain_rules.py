@@ -1,0 +1,395 @@
+"""Rules of the chain: whom takes, moves and copies wait for, how room is made, what is zeroed, what mirrors are told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from kvtide.chain import ChainAllocator
+from kvtide.device import IntArray, ModelledDevice, Stream
+from kvtide.ledger import Reservation
+from kvtide.simulation.mutations.mutation import (
+    Mutation,
+    Patch,
+    Replacement,
+    around,
+    during,
+    instead,
+    nothing_during,
+    preceded,
+    without,
+)
+
+_ALLOCATOR = "kvtide.chain:ChainAllocator"
+_BAND = "kvtide.chain.band:Band"
+_RELIEF = "kvtide.chain.relief:Relief"
+_DEBTS = "kvtide.chain.takes:ZeroDebts"
+_IDS = "kvtide.chain.id_space:UnitIds"
+_USES = "kvtide.chain.uses:ChainUses"
+_USAGE = "kvtide.ledger:PageUsage"
+_NO_PAGES: IntArray = np.empty(0, np.int64)
+
+
+# ── waits ──
+
+
+def _settle_without_waiting(original: Replacement) -> Replacement:
+    return lambda pages, count: (original(pages, count)[0], None)
+
+
+def _readers_not_waited_for(original: Replacement) -> Replacement:
+    """The ledger is told of a wait that was never queued."""
+
+    def recover(relief: Any) -> None:
+        steps, usages = relief._steps, [band.usage for band in relief._bands]
+        reader = max((usage.newest_reader for usage in usages if usage.vacated_count), default=-1)
+        if reader > steps.retired_through:
+            steps.wait_queued(steps.recorded(reader).event)
+        original(relief)
+
+    return recover
+
+
+def _forwards_not_waited_for(band: Any, units: IntArray) -> None:
+    writers = band.usage.writers(units)
+    if writers.forward is not None:
+        band._steps.wait_queued(writers.forward.event)
+    for copy in writers.copies:
+        band._device.wait_event(band._device.schedule_stream, copy.finish)
+
+
+def _loads_not_waited_for(band: Any, units: IntArray) -> None:
+    writers = band.usage.writers(units)
+    if writers.forward is not None:
+        band._device.wait_event(band._device.schedule_stream, writers.forward.event)
+        band._steps.wait_queued(writers.forward.event)
+
+
+# ── room ──
+
+
+def _growth_sees_no_transfer(relief: Any, asked: Sequence[int]) -> Any:
+    return relief._grow_in_place(asked) or relief._plan_in_place(asked)
+
+
+def _holds_never_stay(original: Replacement) -> Replacement:
+    return lambda relief, *, holds_stay=False: original(relief)
+
+
+def _waits_at_once(original: Replacement) -> Replacement:
+    def plan(snapshot: Any, asked: Sequence[int], *, around_network: bool) -> Any:
+        is_in_the_way = snapshot.network_bytes or any(band.network for band in snapshot.bands)
+        return None if is_in_the_way else original(snapshot, asked, around_network=around_network)
+
+    return plan
+
+
+def _pairs_mixed_up(original: Replacement) -> Replacement:
+    def copy(device: ModelledDevice, stream: Stream, grid: Any, sources: IntArray, targets: IntArray) -> None:
+        original(device, stream, grid, sources[::-1].copy(), targets)
+
+    return copy
+
+
+# ── flushes ──
+
+
+def _wait_for_the_newest(chain: ChainAllocator, *_: object, **__: object) -> None:
+    newest, device = chain.steps.newest_recorded, chain._device
+    if newest is not None:
+        device.wait_event(device.schedule_stream, newest.event)
+        chain.steps.wait_queued(newest.event)
+
+
+def _flush_unheld(original: Replacement) -> Replacement:
+    """Nothing is held while it runs."""
+
+    def flush(chain: ChainAllocator, *args: int) -> Any:
+        held = [band.usage._held for band in chain._bands]
+        kept = [(claims.owned, claims._counts) for claims in held]
+        for claims in held:
+            claims.owned, claims._counts = {}, claims._counts * 0
+        try:
+            return original(chain, *args)
+        finally:
+            for claims, (owned, counts) in zip(held, kept, strict=True):
+                claims.owned, claims._counts = owned, counts
+
+    return flush
+
+
+# ── reservations ──
+
+
+def _reservations_fix_nothing(patch: Patch) -> None:
+    fix, unfix = patch.look(f"{_USES}.fix"), patch.look(f"{_USES}.unfix")
+
+    def fix_others(uses: Any, owner: object, units: Any) -> None:
+        if not isinstance(owner, Reservation):
+            fix(uses, owner, units)
+
+    def unfix_others(uses: Any, owner: object) -> None:
+        if not isinstance(owner, Reservation):
+            unfix(uses, owner)
+
+    patch.replace(f"{_USES}.fix", fix_others)
+    patch.replace(f"{_USES}.unfix", unfix_others)
+
+
+def chain_rules() -> Iterator[Mutation]:
+    """See the module's docstring."""
+    yield from _waits()
+    yield from _room()
+    yield from _flushes()
+    yield from _contents()
+
+
+def _waits() -> Iterator[Mutation]:
+    yield Mutation(
+        id="wait.settle",
+        rule="a settle makes the schedule stream wait for the forwards that its units pend under",
+        rows=("L3",),
+        plant=around("kvtide.ledger:PendingPages.settle", _settle_without_waiting),
+    )
+    yield Mutation(
+        id="wait.relief",
+        rule="a relief waits for the forwards that read vacated units before they are free",
+        rows=("C6", "C7"),
+        plant=around(f"{_RELIEF}._recover", _readers_not_waited_for),
+    )
+    for name, method in (("move", "_move"), ("state_copy", "copy")):
+        what = "a move" if name == "move" else "a state copy"
+        yield Mutation(
+            id=f"wait.{name}.forward",
+            rule=f"{what} waits for the newest forward that may write a source",
+            rows=("C7",),
+            plant=during(f"{_BAND}.{method}", f"{_BAND}._wait_writers", _forwards_not_waited_for),
+        )
+        yield Mutation(
+            id=f"wait.{name}.load",
+            rule=f"{what} waits for loads that write a source",
+            rows=("C7",),
+            plant=during(f"{_BAND}.{method}", f"{_BAND}._wait_writers", _loads_not_waited_for),
+        )
+        yield Mutation(
+            id=f"wait.{name}.target",
+            rule=f"{what} clears its targets",
+            rows=("L5",),
+            plant=nothing_during(f"{_BAND}.{method}", f"{_BAND}._clear"),
+        )
+    yield Mutation(
+        id="wait.zero",
+        rule="zeroing clears what it zeroes",
+        rows=("L5", "A5"),
+        plant=nothing_during(f"{_BAND}.zero", f"{_BAND}._clear"),
+    )
+    yield Mutation(
+        id="wait.promise",
+        rule="what a take leaves unzeroed is cleared all the same",
+        rows=("L5", "A5"),
+        plant=nothing_during(f"{_BAND}._zero_taken", f"{_BAND}._clear"),
+    )
+    yield Mutation(
+        id="host.takes",
+        rule="a take waits on no stream on the host",
+        rows=("V3", "C10"),
+        plant=preceded(f"{_ALLOCATOR}.take", _wait_on_the_host),
+    )
+    yield Mutation(
+        id="host.frees",
+        rule="a free reads nothing of the device",
+        rows=("V3", "C10"),
+        plant=preceded(f"{_ALLOCATOR}.free_pages", lambda chain, *_: chain._device.tables),
+    )
+
+
+def _room() -> Iterator[Mutation]:
+    yield Mutation(
+        id="order.settle",
+        rule="pending units are settled before a layout is planned",
+        rows=("C6",),
+        plant=without(f"{_BAND}.settle_all"),
+    )
+    yield Mutation(
+        id="order.moves",
+        rule="floats are relocated in an order in which none meets another",
+        rows=("C6",),
+        plant=around("kvtide.chain.relief:move_order", lambda order: lambda *asked: order(*asked)[::-1]),
+    )
+    yield Mutation(
+        id="plan.moves",
+        rule="units move where that makes room",
+        rows=("C5", "C6"),
+        plant=instead(f"{_RELIEF}.make_room", lambda relief, asked: relief._grow_in_place(asked)),
+    )
+    yield Mutation(
+        id="plan.answer",
+        rule="a yes is a take that will be served",
+        rows=("C5",),
+        plant=without(f"{_ALLOCATOR}.units_fit", answer=True),
+    )
+    yield Mutation(
+        id="plan.transfers",
+        rule="plans go around units under a transfer",
+        rows=("C6",),
+        plant=without(f"{_USAGE}.transfer_pages", answer=_NO_PAGES),
+    )
+    yield Mutation(
+        id="plan.fixed",
+        rule="plans go around fixed units",
+        rows=("C4", "C6"),
+        plant=without(f"{_USAGE}.fixed_pages", answer=_NO_PAGES),
+    )
+    yield Mutation(
+        id="plan.fenced",
+        rule="plans go around bytes that left a band under a transfer",
+        rows=("C4", "C6"),
+        plant=without("kvtide.ledger:FencedBytes.extents", answer=(_NO_PAGES, _NO_PAGES)),
+    )
+    yield Mutation(
+        id="plan.growth",
+        rule="a band grows in place only where no transfer is in the way",
+        rows=("C6",),
+        plant=instead(f"{_RELIEF}._stay_in_place", _growth_sees_no_transfer),
+    )
+    yield Mutation(
+        id="plan.holds",
+        rule="a relief moves held units only where no layout goes around them",
+        rows=("C6", "T4"),
+        plant=around(f"{_RELIEF}.snapshot", _holds_never_stay),
+    )
+    yield Mutation(
+        id="plan.waits",
+        rule="a relief waits for transfers only where no layout goes around them",
+        rows=("C6", "C10"),
+        plant=around("kvtide.chain.relief:first_plan", _waits_at_once),
+    )
+    yield Mutation(
+        id="plan.refusal",
+        rule="a take that is refused has waited for nothing",
+        rows=("C2",),
+        plant=preceded(f"{_ALLOCATOR}.take", _wait_for_forwards),
+    )
+    yield Mutation(
+        id="plan.reached",
+        rule="that an event has been reached changes no choice",
+        rows=("C10",),
+        plant=preceded(f"{_ALLOCATOR}.take", _process_what_is_over),
+    )
+
+
+def _flushes() -> Iterator[Mutation]:
+    yield Mutation(
+        id="flush.waits",
+        rule="a flush for gain waits for no forward",
+        rows=("C7",),
+        plant=preceded(f"{_ALLOCATOR}.flush_opportunistic", _wait_for_the_newest),
+    )
+    yield Mutation(
+        id="flush.forwards",
+        rule="a flush for gain stops at a unit that a forward may write",
+        rows=("C7",),
+        plant=during(f"{_USAGE}.stopping", "kvtide.ledger.forward_writes:ForwardWrites.written", _nowhere),
+    )
+    yield Mutation(
+        id="flush.writers",
+        rule="a flush for gain stops at a unit that a load or a receive writes",
+        rows=("C7",),
+        plant=nothing_during(
+            f"{_USAGE}.stopping", "kvtide.ledger.signal_uses:SignalUses.by_signal", answer=()
+        ),
+    )
+    yield Mutation(
+        id="flush.targets",
+        rule="a flush for gain moves into no hole that somebody still touches",
+        rows=("C7",),
+        plant=instead(f"{_BAND}._clear_holes", lambda band, count: band._holes.nearest(count)),
+    )
+    yield Mutation(
+        id="flush.holds",
+        rule="a flush for gain leaves held units alone",
+        rows=("T4",),
+        plant=around(f"{_ALLOCATOR}.flush_opportunistic", _flush_unheld),
+    )
+
+
+def _contents() -> Iterator[Mutation]:
+    yield Mutation(
+        id="zero.taken",
+        rule="units are zeroed on hand-out",
+        rows=("A5",),
+        plant=without("kvtide.device:ModelledDevice.zero_units"),
+    )
+    yield Mutation(
+        id="zero.debt",
+        rule="what a forward was to write whole is zeroed if it will not run",
+        rows=("A5",),
+        plant=without(f"{_ALLOCATOR}.pay_zero_debt"),
+    )
+    yield Mutation(
+        id="zero.written",
+        rule="a debt ends with the recording of the forward that writes",
+        rows=("A5",),
+        plant=without(f"{_ALLOCATOR}.written"),
+    )
+    yield Mutation(
+        id="zero.freed",
+        rule="a freed unit owes no zeroing any more",
+        rows=("A5",),
+        plant=nothing_during(f"{_ALLOCATOR}._free", f"{_DEBTS}.forget"),
+    )
+    yield Mutation(
+        id="zero.copied",
+        rule="a state slot that is copied onto owes no zeroing any more",
+        rows=("A5",),
+        plant=nothing_during(f"{_ALLOCATOR}.copy_state_slots", f"{_DEBTS}.forget"),
+    )
+    yield Mutation(
+        id="move.pairs",
+        rule="a move copies each source to its own target",
+        rows=("C7",),
+        plant=around("kvtide.device:ModelledDevice.copy_units", _pairs_mixed_up),
+    )
+    for name, when in (("bind", "is bound"), ("unbind", "is unbound"), ("move", "moves")):
+        yield Mutation(
+            id=f"mirror.{name}",
+            rule=f"mirrors are told when a unit {when}",
+            rows=("K3",),
+            plant=nothing_during(f"{_IDS}.{name}", "kvtide.device:StagedMirror.stage"),
+        )
+    yield Mutation(
+        id="reservation.fixes",
+        rule="what a load will fill stays in place until its copy is queued",
+        rows=("H2",),
+        plant=_reservations_fix_nothing,
+    )
+    yield Mutation(
+        id="reservation.keeps",
+        rule="and is freed by nobody",
+        rows=("H2",),
+        plant=instead(f"{_USAGE}.reserved", _nowhere),
+    )
+
+
+def _nowhere(_: object, units: IntArray) -> Any:
+    """None of the units."""
+    return np.zeros(len(units), np.bool_)
+
+
+def _wait_on_the_host(chain: ChainAllocator, **_: object) -> None:
+    if chain.steps.newest_recorded is not None:
+        chain._device.wait_on_host(chain.steps.newest_recorded.event)
+
+
+def _wait_for_forwards(chain: ChainAllocator, **_: object) -> None:
+    device = chain._device
+    device.wait_event(device.schedule_stream, device.record_event(device.forward_stream))
+
+
+def _process_what_is_over(chain: ChainAllocator, **_: object) -> None:
+    newest, device = chain.steps.newest_recorded, chain._device
+    if newest is not None and device.query_event(newest.event):
+        for band in chain._bands:
+            band.release_pending_through(newest.forward)
