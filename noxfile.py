@@ -127,6 +127,13 @@ def nightly_simulate(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def nightly_exhaustive(session: nox.Session) -> None:
+    """Every sequence of operations on each tiny arena, as far as ten minutes let it. Share: 10 min an arena, 50 in all."""
+    arguments = ("--seconds", "600", "--jobs", "2", *session.posargs)
+    python(session, "-m", "kvtide.engine.cli", "exhaust", *arguments)
+
+
+@nox.session(default=False)
 def nightly_s6(session: nox.Session) -> None:
     """Every catalogue model filled to the last planned request, in every way of serving, at three budgets. Share: 20 min."""
     python(session, "-m", *PYTEST, "-m", "nightly", "integration/tests", *session.posargs)

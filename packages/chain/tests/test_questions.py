@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -21,7 +23,7 @@ from kvtide.plan import pack
 
 from .books import books_of
 from .test_takes import RATIO, Bytes, ids, mixed_layout
-from .walk import Walk, layout_of
+from .walk import Walk, chain_over, layout_of
 
 
 @pytest.mark.requirement("C5", "C2", "P10")
@@ -229,6 +231,63 @@ def test_a_clone_waits_for_nobody_where_the_original_would() -> None:
         each.verify_byte_accounting()
     assert not waited
     assert send in chain.ledger("full")
+
+    def wait(transfers: Sequence[NetworkTransfer]) -> None:
+        waited.extend(transfers)
+        told.uses.end_each(transfers)
+
+    mirrors = NumpyDevice(layout.arena_bytes).create_mirrors(lengths)
+    told = chain.clone(other, mirrors, wait_for_transfers=wait)
+    assert isinstance(told.take(state_slots=15), Taken)
+    assert waited == [send], "a waiter of its own is asked"
+
+
+@pytest.mark.requirement("C13", "C10")
+def test_books_tell_chains_apart_exactly_where_they_may_decide_otherwise() -> None:
+    """An exhaustive search takes chains with equal books for one, ranks and traces compare them."""
+    layout = layout_of({"state": 32, "4": 32, "full": 48}, 64 + 16 * 40)
+
+    def chain() -> tuple[ChainAllocator, ForwardSteps, NumpyDevice]:
+        device, steps = NumpyDevice(layout.arena_bytes), ForwardSteps()
+        return chain_over(layout, device, steps), steps, device
+
+    plain, _, _ = chain()
+    first = plain.take(pages=2, state_slots=1)
+    assert isinstance(first, Taken)
+    other, steps, device = chain()
+    # Ids in another order, a forward that is over, a state slot that came and went: no decision can tell.
+    gone = other.take(pages=3, state_slots=1)
+    assert isinstance(gone, Taken)
+    record = steps.forward_launched()
+    event = device.record_event(device.forward_stream)
+    other.forward_recorded(steps.forward_recorded(record, event), {"full": gone.pages})
+    steps.host_synchronised(event)
+    steps.forward_processed(record)
+    other.forward_processed(record.forward)
+    other.free_state_slots(gone.state_slots)
+    for name in ("window-4", "full"):
+        other.free_pages(name, gone.pages[::-1].copy())
+    again = other.take(pages=2, state_slots=1)
+    assert isinstance(again, Taken)
+    assert not np.array_equal(first.pages, again.pages)
+    assert other.books() == plain.books()
+    # Which page a window lets go of does matter, and so does what pends, what is fixed, and what a copy reads.
+    seen = {plain.books()}
+    plain.uses.fix("somebody", {"full": first.pages[:1]})
+    seen.add(plain.books())
+    plain.uses.begin(NetworkTransfer("send", Access.READ), {"full": first.pages[1:]})
+    seen.add(plain.books())
+    plain.free_pages("window-4", first.pages[:1])
+    seen.add(plain.books())
+    other.free_pages("window-4", again.pages[1:])
+    seen.add(other.books())
+    record = steps.forward_launched()
+    event = device.record_event(device.forward_stream)
+    other.forward_recorded(steps.forward_recorded(record, event), {"full": None})
+    seen.add(other.books())
+    other.free_state_slots(again.state_slots)
+    seen.add(other.books())
+    assert len(seen) == 7
 
 
 @pytest.mark.requirement("C13")

@@ -28,6 +28,7 @@ from contextlib import AbstractContextManager
 import numpy as np
 
 from kvtide.chain.band import Band, FloatBand
+from kvtide.chain.books import Books, chain_books
 from kvtide.chain.chain_bands import ChainBands, sub_pages
 from kvtide.chain.checks import (
     bound_units,
@@ -117,11 +118,18 @@ class ChainAllocator:
         self.uses = ChainUses(self._bands)
         """Copies, transfers, reservations and holds of its units."""
 
-    def clone(self, device: Device, mirrors: Mapping[str, Mirror]) -> ChainAllocator:
+    def clone(
+        self,
+        device: Device,
+        mirrors: Mapping[str, Mirror],
+        *,
+        wait_for_transfers: TransferWaiter | None = None,
+    ) -> ChainAllocator:
         """The same chain over another device's bytes and mirrors, which goes its own way from here (row C13).
 
-        Its `steps` are a clone too; signals and events are shared. Where this chain would wait for transfers, the clone takes them
-        for over: it waits for nobody. Costs a copy of the id tables and books.
+        Its `steps` are a clone too; signals and events are shared. Where this chain would wait for transfers, the clone calls
+        `wait_for_transfers`, or without one takes them for over: it waits for nobody. A chain that would refuse goes on refusing.
+        Costs a copy of the id tables and books.
         """
         steps = self.steps.clone()
         fences = self._fences.clone(steps)
@@ -131,7 +139,7 @@ class ChainAllocator:
         )
         pages = self._pages.clone()
         uses = ChainUses(bands)
-        waiter = None if self._wait_for_transfers is None else uses.end_each
+        waiter = self._wait_for_transfers and (wait_for_transfers or uses.end_each)
         return clone_of(
             self,
             steps=steps,
@@ -281,7 +289,8 @@ class ChainAllocator:
     def copy_state_slots(self, sources: IntArray, targets: IntArray) -> None:
         """Copy the state in each virtual slot of `sources` to that of `targets`; no slot is named twice.
 
-        On the schedule stream, behind every recorded forward that may write either; a target owes no zeroing afterwards.
+        On the schedule stream, behind every recorded forward that may write either; a forward reads no target that it does not
+        write, and whatever else reads one is the caller's to wait for. A target owes no zeroing afterwards.
         """
         self.steps.check_pages_may_change("a state copy")
         state = self._state_band()
@@ -354,6 +363,11 @@ class ChainAllocator:
             owed_units=self._debts.unit_count,
             rearrangements=self._relief.rearrangement_count,
         )
+
+    def books(self) -> Books:
+        """What it decides by, as nested tuples of integers: equal books, equal answers from here on (C13). Looks at every unit."""
+        free_ids = self._pages.free_count, self._slots.free_count
+        return chain_books(self._bands, self._fences, self.steps, self._debts.debts(), free_ids)
 
     def verify_byte_accounting(self) -> None:
         """Raise `InvariantError` unless every byte has at most one owner and every unit is counted once (C11)."""

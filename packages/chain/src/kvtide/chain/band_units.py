@@ -128,6 +128,11 @@ class BandUnits:
         """Free units that are fixed or under a transfer."""
         return len(self._withheld)
 
+    @property
+    def withheld_pages(self) -> IntArray:
+        """The free units that are fixed or under a transfer."""
+        return self._withheld
+
     def live_pages(self) -> IntArray:
         """Physical units in use, ascending."""
         return self.ids.bound_in(self.first_page, self.end_page)

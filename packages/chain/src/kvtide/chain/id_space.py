@@ -80,6 +80,10 @@ class UnitIds:
         """Physical ids of `[first_page, end_page)` that are bound, ascending; none where it ends before it begins."""
         return np.flatnonzero(self._virtual[first_page : max(first_page, end_page)] >= 0) + first_page
 
+    def virtual_in(self, first_page: int, end_page: int) -> npt.NDArray[np.int32]:
+        """Virtual id of each physical one of `[first_page, end_page)`, −1 where it is unbound; a view, to read."""
+        return self._virtual[first_page:end_page]
+
     def outermost_bound(self, first_page: int, end_page: int, count: int, *, from_high_end: bool) -> IntArray:
         """The `count` bound ones of `[first_page, end_page)` at its high end, or its low one, and perhaps some more, ascending.
 

@@ -189,6 +189,10 @@ class ZeroDebts:
         """Units owed."""
         return sum(owed.unit_count for debt in self._open.values() for owed in debt.values())
 
+    def debts(self) -> list[dict[str, Owed]]:
+        """What is owed by band, one a take."""
+        return list(self._open.values())
+
     def open(self, taken: Taken, debt: dict[str, Owed]) -> None:
         """Note what a take did not zero, by band."""
         self._open[taken] = debt

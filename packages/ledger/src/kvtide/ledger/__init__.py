@@ -25,6 +25,7 @@ from kvtide.ledger.page_life import PAGE_LIFE, Arrow, PageState
 from kvtide.ledger.page_usage import PageUsage
 from kvtide.ledger.pending_pages import PendingBatch, PendingPages
 from kvtide.ledger.signals import Access, HostCopy, NetworkTransfer, ReceiveHold, Reservation, Signal
+from kvtide.ledger.usage_books import fence_books, sorted_pages
 
 __all__ = [
     "CLEARANCE",
@@ -63,6 +64,8 @@ __all__ = [
     "choose_holes",
     "clearance",
     "clone_of",
+    "fence_books",
     "format_clearance",
     "queue_stream_waits",
+    "sorted_pages",
 ]

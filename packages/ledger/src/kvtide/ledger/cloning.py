@@ -7,12 +7,13 @@ ends a use in the original is known to the clone too. `copy.deepcopy` would make
 from __future__ import annotations
 
 from collections import deque
-from copy import copy
 from typing import TypeVar
 
 import numpy as np
 
 Books = TypeVar("Books")
+
+_OWN = frozenset((np.ndarray, dict, list, deque))
 
 
 def clone_of(books: Books, **parts: object) -> Books:
@@ -21,7 +22,10 @@ def clone_of(books: Books, **parts: object) -> Books:
     Nobody waits.
     """
     clone = object.__new__(type(books))
-    for name, value in vars(books).items():
-        own = isinstance(value, np.ndarray | dict | list | deque)
-        setattr(clone, name, parts[name] if name in parts else copy(value) if own else value)
+    # One dictionary at once: an exhaustive search makes hundreds of millions of these.
+    state = {**vars(books), **parts}
+    for name, value in state.items():
+        if type(value) in _OWN and name not in parts:
+            state[name] = value.copy()
+    clone.__dict__ = state
     return clone

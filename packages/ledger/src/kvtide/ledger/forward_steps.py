@@ -80,6 +80,10 @@ class ForwardSteps:
         """Forwards launched or recorded, and not processed. Nobody waits here."""
         return len(self._recorded) + (self._open is not None)
 
+    def places(self) -> dict[int, int]:
+        """Ordinal of each recorded and unprocessed forward → its place among them, from 0 for the oldest. Nobody waits here."""
+        return {recorded.forward: place for place, recorded in enumerate(self._recorded)}
+
     def recorded(self, forward: int) -> RecordedForward:
         """The forward in flight with that ordinal; raises `InvariantError` if there is none. Nobody waits here."""
         for recorded in self._recorded:

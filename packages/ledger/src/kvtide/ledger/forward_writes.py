@@ -71,6 +71,10 @@ class ForwardWrites:
             self._marks[written] = False
         return found
 
+    def unretired(self) -> list[tuple[int, IntArray | None]]:
+        """Each unretired forward that has a write set here, oldest first, and the set, None for unknown."""
+        return [(each.forward.forward, each.pages) for each in self._unretired()]
+
     def _unretired(self) -> list[_WriteSet]:
         """Write sets of the forwards that have not retired, oldest first, each looked at once before it is compared."""
         retired = self._steps.retired_through

@@ -33,6 +33,7 @@ from kvtide.ledger.page_claims import BoolArray, PageClaims
 from kvtide.ledger.page_lists import PageLists, some
 from kvtide.ledger.signal_uses import SignalUses
 from kvtide.ledger.signals import Access, HostCopy, NetworkTransfer, Signal
+from kvtide.ledger.usage_books import Namer, UsageBooks, claim_books, sorted_pages
 from kvtide.ledger.vacated_pages import VacatedPages
 
 _NO_PAGES: IntArray = np.empty(0, np.int64)
@@ -92,6 +93,23 @@ class PageUsage(PageClaims):
             _fixed=clone_of(self._fixed),
             _reserved=clone_of(self._reserved),
             _held=clone_of(self._held),
+        )
+
+    def books(self, name: Namer) -> UsageBooks:
+        """What its answers follow from, as a value (`usage_books`); its fences stand for themselves. Nobody waits."""
+        places, retired = self.steps.places(), self.steps.retired_through
+        return (
+            tuple((places[forward], sorted_pages(pages)) for forward, pages in self._writes.unretired()),
+            tuple(
+                (int(one.hazard), name(one), sorted_pages(pages))
+                for one, pages in self._uses.pages_by_signal()
+            ),
+            sorted_pages(self._vacated.pages()),
+            tuple((page, places[forward]) for page, forward in self._vacated.readers(retired)),
+            places[self.newest_reader] if self._is_read else -1,
+            claim_books(self._fixed.owned.items(), name),
+            claim_books(self._reserved.owned.items(), name),
+            claim_books(self._held.owned.items(), name),
         )
 
     # ── forward writes ──

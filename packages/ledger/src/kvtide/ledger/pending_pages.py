@@ -85,6 +85,10 @@ class PendingPages:
             covered += len(batches[-1].pages)
         return self._pages_of(batches), batches[-1].event if batches else None
 
+    def batches(self) -> tuple[PendingBatch, ...]:
+        """Oldest first. Nobody waits here."""
+        return tuple(self._batches)
+
     def pages(self) -> IntArray:
         """Every pending page, oldest batch first. Nobody waits here."""
         return _concatenate([batch.pages for batch in self._batches])

@@ -49,6 +49,10 @@ class SignalUses:
         """Signals of the uses not over, in the order in which they were recorded."""
         return tuple(self.use_of)
 
+    def pages_by_signal(self) -> list[tuple[Signal, IntArray]]:
+        """Each signal with its pages that have not left, in the order in which they were recorded."""
+        return [(signal, self._index.pages_of(self._present(use))) for signal, use in self.use_of.items()]
+
     def record(self, signal: Signal, pages: IntArray) -> None:
         """Open a use; raises `InvariantError`, with nothing changed, for a second one and for a page named twice."""
         if signal in self.use_of:

@@ -102,6 +102,13 @@ class VacatedPages:
         places = np.flatnonzero(readers > retired_through + 1)
         return places, int(readers[places].max()) - 1 if len(places) else _NO_FORWARD
 
+    def readers(self, retired_through: int) -> list[tuple[int, int]]:
+        """Each page that an unretired forward may read, ascending, and the newest such forward; looks at every page of the band."""
+        if self.newest_reader <= retired_through:
+            return []
+        pages = np.flatnonzero(self._readers > retired_through + 1)
+        return list(zip(pages.tolist(), (self._readers[pages] - 1).tolist(), strict=True))
+
     def pass_on_readers(self, pages: IntArray, retired_through: int) -> Iterator[tuple[int, IntArray]]:
         """Forget who reads `pages`, and say it: groups of them, each with the newest unretired forward that may."""
         read = pages[self._readers[pages] > retired_through + 1]

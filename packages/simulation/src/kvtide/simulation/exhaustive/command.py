@@ -1,0 +1,117 @@
+"""`kvtide exhaust`: every sequence of operations on tiny arenas, to the depth that the time allows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import click
+import rich.box
+from rich.console import Console
+from rich.table import Table
+
+from kvtide.simulation.cases import installed_versions
+from kvtide.simulation.exhaustive.search import Exhausted, exhaust
+from kvtide.simulation.exhaustive.shapes import SHAPES
+from kvtide.simulation.exhaustive.small_actions import described
+from kvtide.simulation.failures import CHECKS
+from kvtide.simulation.sweep import quiet_logs
+
+
+@click.command(name="exhaust", context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("shapes", nargs=-1, type=click.Choice(list(SHAPES)), metavar="[SHAPE]...")
+@click.option(
+    "--depth", type=click.IntRange(1, 100), help="Longest sequence.  [default: as far as time allows]"
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    default=60,
+    show_default=True,
+    help="Time for each shape.",
+)
+@click.option("--jobs", type=click.IntRange(1, 1_024), default=1, show_default=True, help="Processes.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout instead of a table.")
+@click.pass_context
+def command(
+    context: click.Context,
+    *,
+    shapes: Sequence[str],
+    depth: int | None,
+    seconds: float,
+    jobs: int,
+    as_json: bool,
+) -> None:
+    """Try every sequence of operations on tiny arenas; exit status 1 with the first bad one.
+
+    SHAPE is one or more of: two-bands, window-and-full, float, sub-pages, window-only; all of them without it.
+    """
+    quiet_logs()
+    stderr = Console(stderr=True)
+    found = []
+    for name in shapes or SHAPES:
+
+        def tell(reached: int, states: int, name: str = name) -> None:
+            if stderr.is_terminal:
+                stderr.print(f"{name}: depth {reached}, {states:,} states", highlight=False)
+
+        found.append(exhaust(SHAPES[name], depth=depth, seconds=seconds, jobs=jobs, on_layer=tell))
+    if as_json:
+        document = {"versions": installed_versions(), "shapes": [_document(each) for each in found]}
+        click.echo(json.dumps(document, ensure_ascii=False))
+    else:
+        _print(Console(), found)
+    if any(each.failure is not None for each in found):
+        context.exit(1)
+
+
+def _print(console: Console, found: Sequence[Exhausted]) -> None:
+    table = Table(box=rich.box.SIMPLE_HEAD, title="every sequence of operations", title_justify="left")
+    table.add_column("shape")
+    for column in ("states", "depth", "tried", "seconds", "states a second"):
+        table.add_column(column, justify="right")
+    for each in found:
+        table.add_row(
+            each.shape,
+            f"{each.states:,}",
+            str(each.depth),
+            f"{each.transitions:,}",
+            f"{each.seconds:.1f}",
+            f"{each.states / each.seconds:,.0f}",
+        )
+    console.print(table)
+    for each in found:
+        if each.failure is None:
+            continue
+        console.rule(f"{each.shape}: {each.failure.check}", align="left")
+        for line in (
+            each.failure.message,
+            f"breaks: {CHECKS[each.failure.check]}",
+            *(
+                f"{place:4} {described(SHAPES[each.shape], action)}"
+                for place, action in enumerate(each.sequence)
+            ),
+            f"repeat: repeat(SHAPES[{each.shape!r}], {list(each.sequence)})",
+        ):
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+    if all(each.failure is None for each in found):
+        console.print("every check held", highlight=False)
+
+
+def _document(each: Exhausted) -> dict[str, Any]:
+    outcomes: dict[str, dict[str, int]] = {}
+    for (word, outcome), times in sorted(each.outcomes.items()):
+        outcomes.setdefault(word, {})[outcome] = times
+    return {
+        "shape": each.shape,
+        "states": each.states,
+        "depth": each.depth,
+        "layers": each.layers,
+        "transitions": each.transitions,
+        "seconds": round(each.seconds, 3),
+        "cpu_seconds": round(each.cpu_seconds, 3),
+        "states_per_second": round(each.states / each.seconds, 1),
+        "outcomes": outcomes,
+        "failure": None if each.failure is None else {**each.failure.document(), "sequence": each.sequence},
+    }

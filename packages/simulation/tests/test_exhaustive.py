@@ -1,0 +1,202 @@
+"""Every sequence of operations on tiny arenas, and a search that is itself searched for blind spots (row X4)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import pytest
+from click.testing import CliRunner, Result
+
+from kvtide.chain import ChainAllocator
+from kvtide.simulation.exhaustive import SHAPES, Action, described, exhaust, repeat
+from kvtide.simulation.exhaustive.command import command
+from kvtide.simulation.exhaustive.small_actions import actions
+from kvtide.simulation.exhaustive.small_steps import step
+from kvtide.simulation.exhaustive.small_world import Facts, SmallWorld
+from kvtide.simulation.failures import CHECKS
+
+from .small_canaries import SMALL_CANARIES
+
+
+def after(shape: str, *sequence: Action) -> SmallWorld:
+    world = SmallWorld(Facts(SHAPES[shape]))
+    for action in sequence:
+        assert action in list(actions(world)), f"{action} is not offered after {sequence}"
+        step(world, action)
+    return world
+
+
+@pytest.mark.requirement("X4", "C5", "C11", "C13", "L2")
+@pytest.mark.parametrize("shape", SHAPES)
+def test_no_short_sequence_of_operations_breaks_a_rule(shape: str) -> None:
+    """A slice for CI; the nightly session goes as far as its time allows."""
+    found = exhaust(SHAPES[shape], depth=3)
+    assert found.failure is None, (found.failure, found.sequence)
+    assert found.depth == 3
+    assert found.states == sum(found.layers) > 400
+    assert {word for word, _ in found.outcomes} >= {
+        "take",
+        "free",
+        "launch",
+        "back up",
+        "send",
+        "fix",
+        "flush",
+    }
+
+
+@pytest.mark.requirement("X4")
+@pytest.mark.parametrize("name", SMALL_CANARIES)
+def test_a_planted_fault_is_found_with_a_shortest_sequence(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sequence fails at its last action, does without none of its actions, and holds once the fault is mended."""
+    canary = SMALL_CANARIES[name]
+    canary.plant(monkeypatch)
+    found = exhaust(SHAPES[canary.shape], depth=canary.length)
+    assert found.failure is not None
+    assert found.failure.check == canary.check, found.failure
+    assert len(found.sequence) == canary.length, found.sequence
+    assert found.failure.action_index == canary.length - 1
+    for place in range(canary.length):
+        shorter = found.sequence[:place] + found.sequence[place + 1 :]
+        assert not fails(canary.shape, shorter, canary.check), f"{shorter} is enough"
+    monkeypatch.undo()
+    assert repeat(SHAPES[canary.shape], found.sequence) is None
+
+
+def fails(shape: str, sequence: Sequence[Action], check: str) -> bool:
+    """Whether the same check fails in a sequence, if a correct scheduler may do it at all."""
+    world = SmallWorld(Facts(SHAPES[shape]))
+    for action in sequence:
+        if action not in list(actions(world)):
+            return False
+        try:
+            step(world, action)
+        except Exception:  # noqa: BLE001 - whatever is raised, `repeat` says which check it is
+            break
+    failure = repeat(SHAPES[shape], sequence)
+    return failure is not None and failure.check == check
+
+
+@pytest.mark.requirement("X4", "C13")
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        # Pages taken and given back leave their ids in another order.
+        ([("take", 0), ("take", 0), ("free", 1, 4), ("free", 1, 5)], []),
+        # A forward and its processing leave nothing behind but the time that has passed.
+        ([("take", 0), ("launch", 1), ("process",)], [("take", 0)]),
+        # Batches freed under one forward come back together.
+        (
+            [("take", 2), ("launch", 1), ("free", 1, 5), ("free", 1, 4)],
+            [("take", 2), ("launch", 1), ("free all",)],
+        ),
+        # A backup that is over, a promise that ended.
+        ([("take", 0), ("back up", 1, 5), ("end copy",)], [("take", 0), ("fix", 1, 5), ("unfix",)]),
+    ],
+)
+def test_states_with_one_future_are_one(one: list[Action], other: list[Action]) -> None:
+    """What cannot matter is left out: otherwise the search would go in circles, and reach nothing."""
+    assert after("two-bands", *one).form() == after("two-bands", *other).form()
+
+
+@pytest.mark.requirement("X4", "C13")
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        # A page that pends is not a hole.
+        ([("take", 2), ("launch", 1), ("free", 1, 5)], [("take", 2), ("free", 1, 5), ("launch", 1)]),
+        # Written or only read: a move waits for one of the two.
+        ([("take", 0), ("launch", 1)], [("take", 0), ("launch", 0)]),
+        # A forward that the schedule stream stands behind has retired.
+        ([("take", 0), ("launch", 1)], [("take", 0), ("launch", 1), ("stand behind",)]),
+        # Fixed, backed up, sent.
+        ([("take", 0), ("fix", 1, 5)], [("take", 0), ("back up", 1, 5)]),
+        ([("take", 0), ("back up", 1, 5)], [("take", 0), ("send", 1, 5)]),
+        # A transfer that may be waited for, one that may not.
+        ([("take", 0), ("send", 1, 5)], [("take", 0), ("send", 1, 5), ("fail",)]),
+        # Owed zeroing.
+        ([("take", 0)], [("take", 1)]),
+    ],
+)
+def test_states_that_differ_in_what_may_follow_are_two(one: list[Action], other: list[Action]) -> None:
+    """What can matter is kept: otherwise the search would pass faults by."""
+    assert after("two-bands", *one).digest() != after("two-bands", *other).digest()
+
+
+@pytest.mark.requirement("C13")
+def test_a_clone_goes_its_own_way() -> None:
+    """Whatever is done to a clone, its origin's form stays, use by use."""
+    world = after("two-bands", ("take", 0), ("take", 3), ("back up", 1, 5), ("send", 1, 5), ("launch", 1))
+    before = world.form()
+    for action in list(actions(world)):
+        step(world.clone(), action)
+        assert world.form() == before, action
+
+
+@pytest.mark.requirement("X4")
+def test_processes_find_what_one_finds() -> None:
+    """Jobs change the time and nothing else."""
+    alone, together = (exhaust(SHAPES["two-bands"], depth=3, jobs=jobs) for jobs in (1, 2))
+    assert alone.layers == together.layers
+    assert alone.outcomes == together.outcomes
+
+
+def exhausted(*arguments: object) -> Result:
+    return CliRunner().invoke(command, [str(argument) for argument in arguments], terminal_width=110)
+
+
+@pytest.mark.requirement("X4")
+def test_the_command_says_how_far_it_came_and_stops_in_time() -> None:
+    """People get a table, programs the figures."""
+    shown = exhausted("two-bands", "float", "--depth", 2)
+    assert shown.exit_code == 0, shown.output
+    assert "two-bands" in shown.stdout
+    assert "every check held" in shown.stdout
+    result = exhausted("two-bands", "--seconds", 0.5, "--json")
+    (shape,) = json.loads(result.stdout)["shapes"]
+    assert shape["failure"] is None
+    assert shape["states"] == sum(shape["layers"])
+    assert shape["depth"] < 8
+    assert shape["outcomes"]["take"]["taken"] > 0
+
+
+@pytest.mark.requirement("X4")
+def test_the_command_shows_the_first_bad_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exit status 1, in words, and as what `repeat` takes."""
+    SMALL_CANARIES["settles wait for nothing"].plant(monkeypatch)
+    shown = exhausted("two-bands", "--depth", 4)
+    assert shown.exit_code == 1
+    assert "two-bands: unordered_overlap" in shown.stdout
+    assert CHECKS["unordered_overlap"] in shown.stdout
+    assert (
+        "   1 launch a forward that writes all it may\n   2 free unit 5 of band 'full'\n   3 take a page"
+        in shown.stdout
+    )
+    as_json = json.loads(exhausted("two-bands", "--depth", 4, "--json").stdout)
+    sequence = [tuple(action) for action in as_json["shapes"][0]["failure"]["sequence"]]
+    failure = repeat(SHAPES["two-bands"], sequence)
+    assert failure is not None
+    assert failure.check == "unordered_overlap"
+    assert exhausted("no-such-shape").exit_code == 2
+
+
+def test_every_action_has_words() -> None:
+    """A bad sequence is read by people."""
+    shape = SHAPES["two-bands"]
+    assert described(shape, ("take", 3)) == "take a state slot"
+    assert described(shape, ("make room", 0)) == "make room for {'state': 2}"
+    assert described(shape, ("fix", 1, 5)) == "fix unit 5 of band 'full'"
+    assert described(shape, ("copy slot", 0, 1)) == "copy slot 0 1"
+
+
+@pytest.mark.requirement("C13")
+def test_books_are_equal_where_decisions_are() -> None:
+    """Virtual ids, ordinals and the past are left out of them; spans, bindings and uses are not."""
+    world = after("window-and-full", ("take", 0), ("take", 0), ("launch", 1), ("release", 4), ("process",))
+    again = after("window-and-full", ("take", 0))
+    assert isinstance(world.chain, ChainAllocator)
+    assert world.chain.statistics().moved_units == 0
+    assert world.chain.books() != again.chain.books(), "another page is left, and a hole"
