@@ -49,7 +49,7 @@ from kvtide.storage.overcommit import Overcommit
 from kvtide.storage.prefix_cache import PrefixCache
 from kvtide.storage.read_ends import SharedReadEnds
 from kvtide.storage.refusals import AdmissionRefusal, PromiseRefusal
-from kvtide.storage.requests import NO_CHECKPOINT, RequestTable, ranges
+from kvtide.storage.requests import NO_CHECKPOINT, RequestTable, spread
 from kvtide.storage.row_state import RowResets, RowState
 from kvtide.storage.row_units import RowUnits
 from kvtide.storage.statistics import StorageStatistics
@@ -234,11 +234,12 @@ class KVStorage:
         device = self.device
         device.upload(device.schedule_stream)
         device.wait_event(device.forward_stream, device.record_event(device.schedule_stream))
+        write_rows, write_positions = spread(step.rows, step.starts, step.counts)
         return UnresolvedIds(
             rows=step.rows,
             page_columns=int(self.requests.page_counts[step.rows].max(initial=0)),
-            write_rows=np.repeat(step.rows, step.counts),
-            write_positions=np.repeat(step.starts, step.counts) + ranges(step.counts),
+            write_rows=write_rows,
+            write_positions=write_positions,
             state_slots=self.requests.state_slots[step.rows],
             reset_rows=step.reset_rows,
             translator=self._translator,
@@ -296,9 +297,9 @@ class KVStorage:
             self._row_resets.mark(step.reset_rows)
         if step.taken is not None:
             self.chain.pay_zero_debt(step.taken)
-        rows = step.rows[self.requests.is_same_request(step.rows, step.generations)]
-        self.requests.prepared[rows] = step.starts[np.isin(step.rows, rows)]
-        self.requests.open_steps[rows] -= 1
+        is_same = self.requests.is_same_request(step.rows, step.generations)
+        self.requests.prepared[step.rows[is_same]] = step.starts[is_same]
+        self.requests.open_steps[step.rows[is_same]] -= 1
         step.state = StepState.ABANDONED
 
     def checkpoints_taken(self, rows: npt.ArrayLike, lengths: npt.ArrayLike) -> None:
@@ -323,9 +324,9 @@ class KVStorage:
         step.check_state("advance over", StepState.PROCESSED)
         self._steps.check_pages_may_change("an advance")
         is_same = self.requests.is_same_request(step.rows, step.generations)
-        rows = step.rows[is_same]
-        check_turn(self.requests, step, rows)
-        self.requests.lengths[rows] = step.starts[is_same] + step.counts[is_same]
+        rows, starts = step.rows[is_same], step.starts[is_same]
+        check_turn(self.requests, rows, starts)
+        self.requests.lengths[rows] = starts + step.counts[is_same]
         self.requests.open_steps[rows] -= 1
         self._units.retire(rows)
         step.state = StepState.DONE
