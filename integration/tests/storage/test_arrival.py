@@ -76,7 +76,7 @@ def test_a_refusal_at_arrival_names_what_does_not_fit_and_what_would() -> None:
     storage = hybrid(3_000)
     memory = str(storage.arrival_refusal(55, 9))
     assert re.search(
-        r"16 × \d+ bytes of 'full' at peak, in chunks of 4 tokens, do not fit in \d+ bytes, not even alone; ",
+        r"16 × \d+ bytes of 'full' at peak, token by token, do not fit in \d+ bytes, not even alone; ",
         memory,
     )
     lengths = re.search(

@@ -115,17 +115,18 @@ class ChainPrefillBudget:
     def most_output_tokens(self, prompt_tokens: int) -> int:
         """Most output with which one request could be admitted alone; raises `StorageError` for a prompt of no length."""
         try:
-            return self._sized.max_new_tokens_for_memory(prompt_tokens)
+            most = self._sized.max_new_tokens_for_memory(prompt_tokens)
         except SizingError as error:
             raise StorageError(f"cannot clip a request: {error}") from error
+        return self._longest(lambda output: self._fits_recomputed([prompt_tokens + output - 1]), 1, most) or 0
 
     def refuse_for_ever(self, prompt_tokens: int, output_tokens: int) -> AdmissionRefusal | None:
         """Why one request can never be admitted, with the lengths that could be, or `None`; raises what `offer` raises."""
         chunk = self._sized.least_chunk_tokens
-        demands = self._demands([prompt_tokens], [output_tokens], chunk)
+        fits = self._fits_alone([prompt_tokens], [output_tokens], chunk)
         if self._is_too_long(prompt_tokens + output_tokens):
             reason = self._too_long(prompt_tokens + output_tokens)
-        elif not self._fits_alone(demands):
+        elif not fits:
             reason = self._does_not_fit([prompt_tokens], [output_tokens], chunk) + ", not even alone"
         else:
             return None
@@ -165,13 +166,10 @@ class ChainPrefillBudget:
                 f"{sized.max_running_requests} are free",
                 waits_for=() if len(prompts) > sized.max_running_requests else self._waits_for(),
             )
-        whole = (
-            promise.demands if promised == outputs else self._demands(prompts, outputs, sized.chunk_tokens)
-        )
-        if self._fits_now(promise.demands) and self._fits_alone(whole):
+        if self._fits_now(promise.demands) and self._fits_alone(prompts, outputs, sized.chunk_tokens):
             return promise
-        alone = self._longest_chunks(
-            lambda chunk: self._fits_alone(self._demands(prompts, outputs, chunk)),
+        alone = self._longest(
+            lambda chunk: self._fits_alone(prompts, outputs, chunk),
             sized.least_chunk_tokens,
             sized.chunk_tokens,
         )
@@ -179,7 +177,7 @@ class ChainPrefillBudget:
             reason = self._does_not_fit(prompts, outputs, sized.least_chunk_tokens)
             return AdmissionRefusal(rule=f"{reason}, not even alone", waits_for=())
         waits_for = self._waits_for()
-        limit = self._longest_chunks(
+        limit = self._longest(
             lambda chunk: self._fits_now(self._demands(prompts, promised, chunk)),
             # While something will free, chunks are as long as an empty arena allows: they do not shrink for a moment's sake.
             alone if waits_for else sized.least_chunk_tokens,
@@ -280,10 +278,13 @@ class ChainPrefillBudget:
         )
 
     @staticmethod
-    def _longest_chunks(fits: Callable[[int], bool], least: int, most: int) -> int | None:
-        """The longest chunks of `[least, most]` tokens that fit, where shorter ones fit too; `None` where none do."""
+    def _longest(fits: Callable[[int], bool], least: int, most: int) -> int | None:
+        """The longest of `[least, most]` that fits, where shorter ones fit too; `None` where none does."""
+        if least > most or fits(most):
+            return most if least <= most else None
         if not fits(least):
             return None
+        most -= 1
         while least < most:
             middle = (least + most + 1) // 2
             least, most = (middle, most) if fits(middle) else (least, middle - 1)
@@ -299,8 +300,20 @@ class ChainPrefillBudget:
             names = (band.name for band in self._sized.layout.bands)
             return self._takes.has_room(dict(zip(names, units, strict=True)))
 
-    def _fits_alone(self, demands: Sequence[KVDemand]) -> bool:
-        """Whether an arena that holds nothing else holds them together."""
+    def _fits_alone(self, prompts: Sequence[int], outputs: Sequence[int], chunk: int) -> bool:
+        """Whether an arena that holds nothing else serves them together, in chunks of `chunk` tokens, to their ends."""
+        return self._packs(self._demands(prompts, outputs, chunk)) and self._fits_recomputed(
+            [prompt + output - 1 for prompt, output in zip(prompts, outputs, strict=True)]
+        )
+
+    def _fits_recomputed(self, written_tokens: Sequence[int]) -> bool:
+        """Whether requests that write so many tokens fit alone wherever they are retracted: what they had generated is prompt then."""
+        least = self._sized.least_chunk_tokens
+        return self._overcommit is None or self._packs(
+            [self._sized.context_demand(tokens, chunk_tokens=least) for tokens in written_tokens]
+        )
+
+    def _packs(self, demands: Sequence[KVDemand]) -> bool:
         return pack(self._sized.layout, self._sum(demands).tolist()) is not None
 
     def _sum(self, demands: Sequence[KVDemand]) -> IntArray:
@@ -348,7 +361,9 @@ class ChainPrefillBudget:
                 layout.bands, self._sum(self._demands(prompts, outputs, chunk)).tolist(), strict=True
             )
         )
-        chunks = "" if chunk == self._sized.chunk_tokens else f", in chunks of {chunk} tokens,"
+        chunks = f", in chunks of {chunk} tokens," if chunk > 1 else ", token by token,"
+        if chunk == self._sized.chunk_tokens:
+            chunks = ""
         return f"{units} at peak{chunks} do not fit in {layout.arena_bytes - layout.prefix_bytes} bytes"
 
     def _beside(self, waits_for: Sequence[WillFree]) -> str:
@@ -366,8 +381,12 @@ class ChainPrefillBudget:
         return ", ".join(f"{band.name!r} {count}" for band, count in zip(bands, units, strict=True))
 
     def _largest(self, prompt_tokens: int, output_tokens: int) -> str:
-        output = self._sized.max_new_tokens_for_memory(prompt_tokens)
-        prompt = self._sized.max_prompt_tokens_for_memory(output_tokens)
+        output = self.most_output_tokens(prompt_tokens)
+        prompt = self._longest(
+            lambda prompt: self._fits_recomputed([prompt + output_tokens - 1]),
+            1,
+            self._sized.max_prompt_tokens_for_memory(output_tokens),
+        )
         with_prompt = f"at most {output} output tokens" if output else "no output"
         with_output = f"at most {prompt} prompt tokens" if prompt else "no prompt"
         return f"with {prompt_tokens} prompt tokens {with_prompt} could be served, with {output_tokens} output tokens {with_output}"

@@ -84,11 +84,8 @@ class SizedPlan:
 
     @property
     def least_chunk_tokens(self) -> int:
-        """Tokens of the shortest chunk limit that a request is given for want of memory: one interval of checkpoints, or one page.
-
-        Shorter chunks hold nothing less worth having.
-        """
-        return self.policy.grid_tokens(self.plan) or min(self.plan.page_tokens, self.chunk_tokens)
+        """Tokens of the shortest chunk limit that a request can be given: one interval of checkpoints, else one."""
+        return self.policy.grid_tokens(self.plan) or 1
 
     @property
     def used_bytes(self) -> int:
@@ -115,10 +112,13 @@ class SizedPlan:
             policy=self.policy,
         )
 
-    def context_demand(self, context_tokens: int) -> KVDemand:
-        """`context_demand` under this plan's chunk and policy."""
+    def context_demand(self, context_tokens: int, *, chunk_tokens: int | None = None) -> KVDemand:
+        """`context_demand` under this plan's policy, and its chunk unless it is given shorter ones."""
         return context_demand(
-            self.plan, context_tokens=context_tokens, chunk_tokens=self.chunk_tokens, policy=self.policy
+            self.plan,
+            context_tokens=context_tokens,
+            chunk_tokens=self.chunk_tokens if chunk_tokens is None else chunk_tokens,
+            policy=self.policy,
         )
 
     def resident_demand(self, written_tokens: int) -> KVDemand:
