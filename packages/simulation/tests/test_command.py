@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from kvtide.simulation.command import command
+from kvtide.simulation.traces import read_trace, replay
 
 from .canaries import CANARIES
 
@@ -69,9 +70,24 @@ def test_a_case_can_be_made_minimal_later(tmp_path: Path, monkeypatch: pytest.Mo
     assert len(smaller["actions"]) <= 3
 
 
+@pytest.mark.requirement("X3")
+def test_a_seed_becomes_a_trace(tmp_path: Path) -> None:
+    """Of one seed, with pages as large as told; and it replays."""
+    path = tmp_path / "seed-4.jsonl"
+    recorded = stress("--seeds", 4, "--ops", 40, "--record", path, "--page-tokens", 16)
+    assert recorded.exit_code == 0, recorded.output
+    header, lines = read_trace(path)
+    assert f"{len(lines)} calls of seed 4" in recorded.stdout
+    assert max(band.page_tokens or 0 for band in header.layout.bands) == 16
+    assert replay(header, lines) is None
+
+
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
+        (["--record", "trace.jsonl"], "the trace of one seed, found 100"),
+        (["--page-tokens", "16"], "is for --record"),
+        (["--seeds", "1", "--ops", "1", "--record", "no-such-folder/trace.jsonl"], "No such file"),
         (["--seeds", "5:5"], "seeds from A up to B"),
         (["--seeds", "x"], "seeds from A up to B"),
         (["--seeds", "0:99999999"], "at most 1000000"),

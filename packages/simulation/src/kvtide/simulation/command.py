@@ -1,6 +1,7 @@
 """Random schedulers on the allocator that ships, checked after every step.
 
-`kvtide stress --seeds 0:200` runs seeds; what fails is written to a file that `kvtide stress --replay FILE` runs again.
+`kvtide stress --seeds 0:200` runs seeds; what fails is written to a file that `kvtide stress --replay FILE` runs again. With
+`--record FILE` one seed becomes a trace of its allocator's life, for `kvtide replay`.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from kvtide.simulation.failures import CHECKS
 from kvtide.simulation.run import Run, run_actions
 from kvtide.simulation.shrinking import shrink
 from kvtide.simulation.sweep import SeedRun, Totals, quiet_logs, sweep
+from kvtide.simulation.traces import record_seed
 
 SHOWN_ACTIONS = 40
 """Of a failing run; the rest is in its file."""
@@ -89,6 +91,17 @@ def parse_seeds(_ctx: click.Context, _param: click.Parameter, value: str) -> ran
     type=click.Path(dir_okay=False, path_type=Path),
     help="Run this case instead of seeds.",
 )
+@click.option(
+    "--record",
+    "trace",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write the trace of one seed instead.",
+)
+@click.option(
+    "--page-tokens",
+    type=click.IntRange(1, 4_096),
+    help="Tokens in the largest pages of a recorded seed.  [default: as drawn]",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout instead of tables.")
 @click.pass_context
 def command(
@@ -100,6 +113,8 @@ def command(
     minimize: bool,
     folder: Path,
     replayed: Path | None,
+    trace: Path | None,
+    page_tokens: int | None,
     as_json: bool,
 ) -> None:
     """Run random schedulers on the allocator that ships; exit status 1 when a check fails."""
@@ -108,12 +123,28 @@ def command(
         installed_operations()
     except (ValueError, TypeError, ImportError) as error:
         raise click.ClickException(str(error)) from error
+    if trace is not None:
+        _record(trace, seeds, action_count, page_tokens)
+        return
+    if page_tokens is not None:
+        raise click.UsageError("--page-tokens is for --record: seeds draw their own")
     if replayed is not None:
         has_failed = _replay(replayed, minimize=minimize, folder=folder, as_json=as_json)
     else:
         has_failed = _sweep(seeds, action_count, jobs=jobs, minimize=minimize, folder=folder, as_json=as_json)
     if has_failed:
         context.exit(1)
+
+
+def _record(path: Path, seeds: range, action_count: int, page_tokens: int | None) -> None:
+    if len(seeds) != 1:
+        raise click.UsageError(f"--record writes the trace of one seed, found {len(seeds)}: --seeds N")
+    try:
+        with path.open("w", encoding="utf-8") as out:
+            calls = record_seed(out, seeds[0], action_count, page_tokens=page_tokens)
+    except OSError as error:
+        raise click.UsageError(f"--record {str(path)!r}: {error.strerror or error}") from error
+    click.echo(f"{calls} calls of seed {seeds[0]} in {path}")
 
 
 def _sweep(

@@ -1,0 +1,70 @@
+"""`kvtide replay`: a trace on the allocator that ships, or on another, up to the first answer or state that differs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from kvtide.simulation.sweep import quiet_logs
+from kvtide.simulation.traces.replay import adapter_named, first_divergence, replayed
+from kvtide.simulation.traces.telling import document, told
+from kvtide.simulation.traces.trace_format import Line, TraceError, TraceWriter, read_trace
+
+
+@click.command(name="replay", context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("trace", type=click.Path(dir_okay=False, path_type=Path))
+@click.option(
+    "--adapter",
+    metavar="MODULE:FACTORY",
+    default="kvtide.simulation.traces:ChainAdapter",
+    show_default=True,
+    help="The implementation to replay on.",
+)
+@click.option(
+    "--around",
+    type=click.IntRange(0, 1_000),
+    default=5,
+    show_default=True,
+    help="Calls shown around a divergence.",
+)
+@click.option(
+    "--write",
+    "written",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write the trace with the answers found, to compare it with others.",
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
+@click.pass_context
+def command(
+    context: click.Context, *, trace: Path, adapter: str, around: int, written: Path | None, as_json: bool
+) -> None:
+    """Replay TRACE; exit status 1 with the first divergence, 0 where every answer and state is as recorded."""
+    quiet_logs()
+    try:
+        header, recorded = read_trace(trace)
+        factory = adapter_named(adapter)
+        # To write, go on to the end; otherwise what follows a divergence says nothing.
+        found: list[Line] = []
+        for line in replayed(header, recorded, factory):
+            found.append(line)
+            if written is None and first_divergence(recorded[len(found) - 1 : len(found)], found[-1:]):
+                break
+        if written is not None:
+            with written.open("w", encoding="utf-8") as out:
+                writer = TraceWriter(out, header)
+                for line in found:
+                    writer.write(line)
+    except (TraceError, OSError) as error:
+        raise click.UsageError(f"{trace}: {error}") from error
+    divergence = first_divergence(recorded[: len(found)], found)
+    if as_json:
+        shown = {"calls": len(found), "divergence": None if divergence is None else document(divergence)}
+        click.echo(json.dumps(shown, ensure_ascii=False))
+    elif divergence is None:
+        click.echo(f"{len(found)} calls, every answer and state as recorded")
+    else:
+        click.echo("\n".join(told(divergence, recorded, around=around)))
+    if divergence is not None:
+        context.exit(1)

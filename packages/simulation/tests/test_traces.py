@@ -1,0 +1,279 @@
+"""Traces: recorded, replayed, compared, and kept for the cases that matter (row X3)."""
+
+from __future__ import annotations
+
+import inspect
+import io
+import json
+import os
+import random
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+from click.testing import CliRunner, Result
+
+from kvtide.chain import ChainAllocator
+from kvtide.chain.hole_set import HoleSet
+from kvtide.chain.units import units_of
+from kvtide.chain.uses import ChainUses
+from kvtide.device import IntArray
+from kvtide.ledger import ForwardSteps
+from kvtide.simulation import Operation, draw_scenario
+from kvtide.simulation.traces import (
+    CALLS,
+    SCENARIOS,
+    ChainAdapter,
+    Header,
+    Line,
+    TraceError,
+    adapter_named,
+    first_divergence,
+    parse_trace,
+    read_trace,
+    record_seed,
+    replay,
+    replayed,
+    with_page_tokens,
+)
+from kvtide.simulation.traces.command import command
+
+from .trace_stories import STORIES
+
+SCHEMA = Path(__file__).resolve().parents[3] / "docs" / "traces.md"
+"""Not there where the tests run beside the wheel alone."""
+
+
+def trace_of(
+    seed: int, operations: dict[str, Operation], page_tokens: int | None = None
+) -> tuple[Header, list[Line]]:
+    out = io.StringIO()
+    count = record_seed(out, seed, 120, page_tokens=page_tokens, operations=operations)
+    header, lines = parse_trace(out.getvalue().splitlines(), "a trace")
+    assert len(lines) == count
+    return header, lines
+
+
+# ── the cases that matter ──
+
+
+@pytest.mark.requirement("X3")
+@pytest.mark.parametrize("name", STORIES)
+def test_a_story_is_kept_as_it_is_told(name: str) -> None:
+    """The shipped trace is what the story leaves today, and the shipped allocator answers as recorded."""
+    path = SCENARIOS / f"{name}.jsonl"
+    told = STORIES[name]().out.getvalue()
+    if os.environ.get("KVTIDE_WRITE_SCENARIOS"):
+        path.write_text(told, encoding="utf-8")
+    header, lines = read_trace(path)
+    assert path.read_text(encoding="utf-8") == told
+    assert header.about
+    assert replay(header, lines) is None
+
+
+@pytest.mark.requirement("X3")
+def test_every_shipped_trace_is_a_story() -> None:
+    """A file whose story is gone can be read by nobody."""
+    assert {path.stem for path in SCENARIOS.glob("*.jsonl")} == set(STORIES)
+
+
+# ── seeds ──
+
+
+@pytest.mark.requirement("X3")
+@pytest.mark.parametrize("page_tokens", [None, 1, 16, 64])
+def test_a_seeds_trace_replays_on_an_immediate_device(
+    page_tokens: int | None, operations: dict[str, Operation]
+) -> None:
+    """It was recorded on a device that ran late and answered at random: no decision follows the device."""
+    called = set()
+    for seed in range(6):
+        header, lines = trace_of(seed, operations, page_tokens)
+        assert replay(header, lines) is None
+        called |= {line.call for line in lines}
+        sizes = {band.page_tokens for band in header.layout.bands} - {None}
+        assert page_tokens is None or not sizes or max(size for size in sizes if size) == page_tokens
+    assert called >= {"chain.take", "chain.free_pages", "chain.forward_recorded", "uses.begin", "uses.end"}
+
+
+def test_a_scenario_with_other_pages_can_be_laid_out() -> None:
+    """Whatever is drawn; and its arena still holds tens of units, not thousands."""
+    for seed in range(60):
+        scenario = draw_scenario(random.Random(seed))
+        for tokens in (1, 16, 64):
+            layout = with_page_tokens(scenario, tokens).layout()
+            before = scenario.layout()
+            for band, same in zip(layout.bands, before.bands, strict=True):
+                assert band.kind is same.kind
+            assert 0.12 < layout.bands[-1].page_count / before.bands[-1].page_count < 8
+
+
+# ── differences ──
+
+
+def worse(header: Header) -> ChainAdapter:
+    """An implementation that refuses every third take."""
+    adapter = ChainAdapter(header)
+    perform, calls = adapter.perform, []
+
+    def refuse_some(call: str, args: Mapping[str, Any]) -> dict[str, Any]:
+        calls.append(call)
+        return {"refused": {}} if call == "chain.take" and calls.count(call) % 3 == 0 else perform(call, args)
+
+    adapter.perform = refuse_some  # type: ignore[method-assign]
+    return adapter
+
+
+@pytest.mark.requirement("X3")
+def test_the_first_divergence_is_the_first_call_that_is_answered_otherwise(
+    operations: dict[str, Operation],
+) -> None:
+    """An answer that differs, a state that differs behind equal answers, a call that differs, an end that comes early."""
+    header, lines = trace_of(2, operations)
+    takes = [place for place, line in enumerate(lines) if line.call == "chain.take"]
+    found = replay(header, lines, worse)
+    assert found is not None
+    assert (found.place, found.what, found.second) == (takes[2], "answer", {"refused": {}})
+    other = list(lines)
+    other[7] = lines[7]._replace(args={**lines[7].args, "more": 1})
+    found = first_divergence(lines, other)
+    assert found is not None
+    assert (found.place, found.what) == (7, "call")
+    other[7] = lines[7]._replace(state={**lines[7].state, "retired": 99})
+    found = first_divergence(lines, other)
+    assert found is not None
+    assert (found.place, found.what) == (7, "state")
+    found = first_divergence(lines, lines[:9])
+    assert found is not None
+    assert (found.place, found.what, found.second) == (9, "length", None)
+
+
+@pytest.mark.requirement("X3")
+def test_an_adapter_need_not_know_all_of_its_state(operations: dict[str, Operation]) -> None:
+    """Another implementation tells what it can; what both tell is compared."""
+
+    class Spans(ChainAdapter):
+        def state(self) -> dict[str, Any]:
+            return {"retired": super().state()["retired"]}
+
+    header, lines = trace_of(3, operations)
+    assert replay(header, lines, Spans) is None
+
+
+@pytest.mark.requirement("X3")
+def test_an_allocator_that_decides_otherwise_diverges_from_the_stories(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A flush that does nothing answers otherwise; holes that are chosen from the far end show in the tables alone."""
+    found = diverged_stories(monkeypatch, ChainAllocator, "flush_opportunistic", lambda chain, max_moves: 0)
+    assert found["flush-under-a-send"] == "answer"
+
+    def take_farthest(holes: HoleSet, count: int) -> IntArray:
+        farthest = holes.nearest(len(holes))[-count:]
+        holes.remove(units_of(farthest))
+        return farthest
+
+    assert "state" in diverged_stories(monkeypatch, HoleSet, "take", take_farthest).values()
+
+
+def diverged_stories(
+    patch: pytest.MonkeyPatch, owner: type, name: str, method: Callable[..., Any]
+) -> dict[str, str]:
+    with patch.context() as planted:
+        planted.setattr(owner, name, method)
+        found = {story: replay(*read_trace(SCENARIOS / f"{story}.jsonl")) for story in STORIES}
+    return {story: divergence.what for story, divergence in found.items() if divergence is not None}
+
+
+# ── the format ──
+
+
+@pytest.mark.requirement("X3")
+def test_every_call_is_written_down_and_can_be_made(operations: dict[str, Operation]) -> None:
+    """Each call of the table is a method, with those parameters, and stands in the schema's page."""
+    owners = {"chain": ChainAllocator, "uses": ChainUses, "steps": ForwardSteps}
+    for call, parameters in CALLS.items():
+        target, _, name = call.partition(".")
+        signature = inspect.signature(getattr(owners[target], name))
+        assert list(signature.parameters)[1:] == list(parameters), call
+        if SCHEMA.exists():
+            assert f"`{call}`" in SCHEMA.read_text(encoding="utf-8"), call
+
+
+@pytest.mark.requirement("X3")
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "line 1"),
+        ("{}", "version is None"),
+        ('{"trace": 2}', "version is 2, this one reads 1"),
+        ("[]", "line 1"),
+    ],
+)
+def test_what_is_no_trace_is_refused_with_its_line(text: str, why: str) -> None:
+    """People hand in the wrong file."""
+    with pytest.raises(TraceError, match=why):
+        parse_trace(text.splitlines(), "a file")
+
+
+def test_a_broken_line_is_named(operations: dict[str, Operation]) -> None:
+    """Of thousands."""
+    text = (SCENARIOS / "float-in-the-way.jsonl").read_text(encoding="utf-8").splitlines()
+    text[4] = '{"call": "chain.take"}'
+    with pytest.raises(TraceError, match="a file, line 5: no trace: KeyError"):
+        parse_trace(text, "a file")
+
+
+def test_lines_say_a_state_only_where_it_changes() -> None:
+    """Questions change nothing, and traces are long."""
+    text = (SCENARIOS / "state-slots-exhausted.jsonl").read_text(encoding="utf-8").splitlines()
+    said = ["state" in json.loads(line) for line in text[1:]]
+    assert said == [True, False, False, False, True, True, False]
+
+
+# ── the command ──
+
+
+def invoked(*arguments: object) -> Result:
+    return CliRunner().invoke(command, [str(argument) for argument in arguments])
+
+
+@pytest.mark.requirement("X3")
+def test_the_command_replays_compares_and_writes(tmp_path: Path) -> None:
+    """Exit status 0 for a life as recorded, 1 with the divergence, 2 for what is no trace."""
+    trace = SCENARIOS / "quarantined-pages.jsonl"
+    same = invoked(trace)
+    assert (same.exit_code, same.stdout) == (0, "11 calls, every answer and state as recorded\n")
+    lines = trace.read_text(encoding="utf-8").splitlines()
+    changed = tmp_path / "changed.jsonl"
+    place = next(place for place, line in enumerate(lines) if '"refused"' in line)
+    changed.write_text(
+        "\n".join([*lines[:place], lines[place].replace('"live":0', '"live":1'), *lines[place + 1 :]])
+    )
+    shown = invoked(changed, "--around", 1)
+    assert shown.exit_code == 1
+    assert f">{place + 1:7} chain.take" in shown.stdout
+    assert "answer recorded" in shown.stdout
+    assert json.loads(invoked(changed, "--json").stdout)["divergence"]["line"] == place + 1
+    written = tmp_path / "written.jsonl"
+    assert invoked(changed, "--write", written).exit_code == 1
+    assert written.read_text(encoding="utf-8").splitlines() == lines
+    assert invoked(tmp_path / "none.jsonl").exit_code == 2
+    assert invoked(trace, "--adapter", "kvtide.simulation:nobody").exit_code == 2
+
+
+def test_an_adapter_is_named_by_module_and_factory() -> None:
+    """As entry points are."""
+    assert adapter_named("kvtide.simulation.traces:ChainAdapter") is ChainAdapter
+    with pytest.raises(TraceError, match="no adapter 'nothing'"):
+        adapter_named("nothing")
+
+
+def test_replaying_goes_on_behind_a_divergence() -> None:
+    """To write a whole life anew, calls that name what was never handed out are answered by errors."""
+    header, lines = read_trace(SCENARIOS / "float-in-the-way.jsonl")
+    found = list(replayed(header, lines, worse))
+    assert len(found) == len(lines)
+    assert attrs.evolve(header, about="") != header

@@ -1,0 +1,81 @@
+"""`tools/compare_traces.py`: two traces, a trace and a checkout, two checkouts, two implementations (row X3)."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+import compare_traces
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+SCENARIOS = ROOT / "packages/simulation/src/kvtide/simulation/traces/scenarios"
+FLUSH = SCENARIOS / "flush-under-a-send.jsonl"
+
+
+@pytest.fixture
+def other_checkout(tmp_path: Path) -> Path:
+    """A checkout whose allocator flushes one unit at a time."""
+    checkout = tmp_path / "other"
+    for source in (ROOT / "packages").glob("*/src"):
+        shutil.copytree(
+            source, checkout / source.relative_to(ROOT), ignore=shutil.ignore_patterns("__pycache__")
+        )
+    path = checkout / "packages/chain/src/kvtide/chain/allocator.py"
+    text = path.read_text(encoding="utf-8")
+    assert "band.flush_opportunistic(max_moves)" in text
+    path.write_text(text.replace("band.flush_opportunistic(max_moves)", "band.flush_opportunistic(1)"))
+    return checkout
+
+
+@pytest.mark.requirement("X3")
+def test_a_trace_is_what_this_checkout_does_with_it(capsys: pytest.CaptureFixture[str]) -> None:
+    """The quickest question after a change of the allocator."""
+    assert compare_traces.main([str(FLUSH)]) == 0
+    assert "every answer and state the same" in capsys.readouterr().out
+
+
+@pytest.mark.requirement("X3")
+def test_two_checkouts_are_told_apart_at_the_first_call_that_differs(
+    other_checkout: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever bisects or rewrites wants the call, the state before it, and both answers."""
+    given = [str(FLUSH), "--checkout", str(ROOT), "--checkout", str(other_checkout), "--around", "2"]
+    assert compare_traces.main(given) == 1
+    shown = capsys.readouterr().out
+    assert "chain.flush_opportunistic(max_moves=8)" in shown
+    assert f'answer {ROOT}: {{"value": 2}}' in shown
+    assert f'answer {other_checkout}: {{"value": 1}}' in shown
+    assert "state {" in shown
+    assert compare_traces.main([str(FLUSH), "--checkout", str(ROOT)]) == 0
+
+
+@pytest.mark.requirement("X3")
+def test_two_traces_and_two_implementations_are_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of two traces the first call that differs counts, too."""
+    assert compare_traces.main([str(FLUSH), str(FLUSH)]) == 0
+    lines = FLUSH.read_text(encoding="utf-8").splitlines()
+    shorter = tmp_path / "shorter.jsonl"
+    shorter.write_text("\n".join(lines[:-1]))
+    assert compare_traces.main([str(FLUSH), str(shorter)]) == 1
+    assert "length" in capsys.readouterr().out
+    chain = "kvtide.simulation.traces:ChainAdapter"
+    assert compare_traces.main([str(FLUSH), "--adapter", chain, "--adapter", chain]) == 0
+    other = SCENARIOS / "float-in-the-way.jsonl"
+    assert compare_traces.main([str(FLUSH), str(other)]) == 1
+    assert "the arenas differ" in capsys.readouterr().out
+
+
+@pytest.mark.requirement("X3")
+def test_what_cannot_be_compared_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit status 2 is not "they differ"."""
+    nothing = tmp_path / "none.jsonl"
+    assert compare_traces.main([str(nothing)]) == 2
+    assert "could not replay" in capsys.readouterr().err
+    assert compare_traces.main([str(FLUSH), "--checkout", str(tmp_path)]) == 2
+    assert "is no checkout" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        compare_traces.main([str(FLUSH), str(FLUSH), "--checkout", str(ROOT)])
