@@ -2,6 +2,7 @@
 
 | verb | when | refuses | waits for |
 | - | - | - | - |
+| `use_cache` | once, before requests begin | – | nothing |
 | `arrival_refusal` | a request arrives | what could never be admitted; changes nothing | nothing |
 | `admit` | requests are to begin | peaks that do not fit beside what is promised: to wait, or for good | the schedule stream, as below |
 | `prepare_step` | before a forward | under `Overcommit`, a further share of output; else nothing | the schedule stream, for pages it settles |
@@ -21,9 +22,10 @@ over is released, while N + 1 runs:
     host      prepare, launch, record N + 1 │ processed, advance, release N │ prepare, launch, record N + 2 │ …
     forwards  … N ┤ N + 1 ……………………………………………………………………… ┤ N + 2 …
 
-What is promised, and so who is admitted, waits or is turned away: `kvtide.storage.admission`. What a step takes and a window gives
-up: `kvtide.storage.row_units`. No verb makes the host wait. Rows and counts are int64 arrays, or what NumPy makes of them without rounding; a verb acts on all
-of them at once, or raises `StorageError` (or `InvariantError`, for a hook that was skipped) before it changes anything.
+What is promised, and so who is admitted, waits or is turned away: `kvtide.storage.admission`. What a step takes and what windows
+give up: `kvtide.storage.row_units`. No verb makes the host wait. Rows and counts are int64 arrays, or what NumPy makes of them without
+rounding; a verb acts on all of them at once, or raises `StorageError` (or `InvariantError`, for a hook that was skipped) before it
+changes anything.
 """
 
 from __future__ import annotations
@@ -152,18 +154,15 @@ class KVStorage:
         refused. Under `Overcommit` that holds for a share of the output; `whole` promises all of it, as a request that was retracted
         must be. A refusal says what is waited for, or that waiting would be for ever.
         """
-        prompts, outputs = (
-            whole_numbers("prompt_tokens", prompt_tokens),
-            whole_numbers("output_tokens", output_tokens),
-        )
+        prompts = whole_numbers("prompt_tokens", prompt_tokens)
+        outputs = whole_numbers("output_tokens", output_tokens)
         if prompts.shape != outputs.shape:
             raise StorageError(f"cannot admit {len(prompts)} prompts with {len(outputs)} outputs")
         promise = self._admission.offer(prompts.tolist(), outputs.tolist(), whole=whole)
         if isinstance(promise, AdmissionRefusal):
             return promise
-        slots = np.full(len(prompts), -1, np.int64)
-        if self.plan.state_sub_pool is not None:
-            slots = self._takes.take_slots(len(prompts))
+        has_state = self.plan.state_sub_pool is not None
+        slots = self._takes.take_slots(len(prompts)) if has_state else np.full(len(prompts), -1, np.int64)
         rows = self.requests.open(
             prompts,
             prompts + outputs - 1,
