@@ -16,17 +16,42 @@ from kvtide.simulation.shadow import Shadow
 from kvtide.simulation.uses import Part, Use, UseBook
 
 
+def places_of(rank: Rank, use: Use) -> dict[str, IntArray]:
+    """Band → where a use's units stand on a rank, as the host has it."""
+    return {part.band.name: rank.chain.physical_units(part.band.name, part.units) for part in use.parts}
+
+
+def held_places(book: UseBook, rank: Rank) -> list[tuple[Use, dict[str, IntArray]]]:
+    """Where what is held stands."""
+    return [(use, places_of(rank, use)) for use in book.uses if use.is_held]
+
+
+def moved_holds(before: Sequence[tuple[Use, dict[str, IntArray]]], rank: Rank) -> list[Use]:
+    """Uses of which anything held has moved since `held_places` said `before`."""
+    return [
+        use
+        for use, places in before
+        if any(not np.array_equal(found, places[name]) for name, found in places_of(rank, use).items())
+    ]
+
+
 def immovable(
-    book: UseBook, layout: ArenaLayout, rank: Rank, live: Sequence[int], *, around_transfers: bool
+    book: UseBook,
+    layout: ArenaLayout,
+    rank: Rank,
+    live: Sequence[int],
+    *,
+    around_transfers: bool,
+    around_holds: bool = False,
 ) -> tuple[list[Need], list[tuple[int, int]]]:
     """Each band's `live` units and what of it may not move, and byte ranges outside all spans that nobody may write.
 
-    A hold follows a move that must be made, so what is held may move.
+    A hold follows a move that must be made, so what is held may move, unless `around_holds`.
     """
     stays: dict[str, set[int]] = {band.name: set() for band in layout.bands}
     blocked = []
     for use, part, places in _claims(book, rank, around_transfers=around_transfers):
-        if use.is_held:
+        if use.is_held and not around_holds:
             continue
         span = rank.chain.span(part.band.name)
         grid = part.band.grid
@@ -75,11 +100,8 @@ def _claims(book: UseBook, rank: Rank, *, around_transfers: bool) -> Iterator[tu
             for part in use.parts:
                 name = part.band.name
                 # A hold follows a move that must be made.
-                yield (
-                    use,
-                    part,
-                    rank.chain.physical_units(name, part.units) if use.is_held else use.places[name],
-                )
+                here = rank.chain.physical_units(name, part.units) if use.is_held else use.places[name]
+                yield use, part, here
 
 
 def _live_extents(

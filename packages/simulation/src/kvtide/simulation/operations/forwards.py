@@ -11,11 +11,11 @@ import numpy as np
 from kvtide.chain import Taken
 from kvtide.ledger import InvariantError
 from kvtide.simulation.actions import Numbers
+from kvtide.simulation.claims import held_places, moved_holds
 from kvtide.simulation.failures import CheckFailedError
 from kvtide.simulation.operations.choices import draw_bits, some_of
 from kvtide.simulation.rank import Rank
 from kvtide.simulation.requests import BatchEntry
-from kvtide.simulation.use_steps import places_of
 from kvtide.simulation.world import World
 
 MANY_MOVES = 1_000
@@ -94,7 +94,7 @@ class Flush:
     """Holes are closed while there is nothing better to do, under whatever forwards run."""
 
     name = "flush"
-    weight = 20
+    weight = 40
 
     def generate(self, rng: random.Random, world: World) -> Numbers | None:
         """At most how many moves a band; where an end has a hole."""
@@ -111,21 +111,25 @@ class Flush:
 
 
 def flush(world: World, most_moves: int) -> int:
-    """Flush every rank; units moved. A wait for a forward in flight ends the run, and a move of held units."""
-    held = [(use, places_of(world.ranks[0], use)) for use in world.uses.uses if use.is_held]
-    before = [rank.steps.retired_through for rank in world.ranks]
+    """Flush every rank; units moved. A wait ends the run, and a move of held units.
+
+    What a flush could wait for is a forward in flight, or a copy whose stream stands behind one.
+    """
+    held = held_places(world.uses, world.ranks[0])
+    before = [(rank.steps.retired_through, rank.device.schedule_stream.wait_count) for rank in world.ranks]
     moved = world.on_each("a flush", lambda rank: rank.chain.flush_opportunistic(most_moves))[0]
-    for rank, retired in zip(world.ranks, before, strict=True):
+    for rank, (retired, wait_count) in zip(world.ranks, before, strict=True):
         if rank.steps.retired_through != retired:
             raise CheckFailedError(
                 "needless_wait",
                 f"a flush waits for forward {rank.steps.retired_through} on rank {rank.place}",
             )
-    for use, places in held:
-        if any(
-            not np.array_equal(found, places[name]) for name, found in places_of(world.ranks[0], use).items()
-        ):
-            raise CheckFailedError("disturbed_use", f"a flush for gain moves units that {use.name} holds")
+        if rank.device.schedule_stream.wait_count != wait_count:
+            raise CheckFailedError(
+                "needless_wait", f"a flush makes the schedule stream of rank {rank.place} wait"
+            )
+    for use in moved_holds(held, world.ranks[0]):
+        raise CheckFailedError("disturbed_use", f"a flush for gain moves units that {use.name} holds")
     return moved
 
 

@@ -57,7 +57,7 @@ class Load:
     weight = 24
 
     def generate(self, rng: random.Random, world: World) -> Numbers | None:
-        """For whom, how much, and whether its copy is trusted to write all of it."""
+        """For whom, how much, or less if that does not fit, and whether its copy is trusted to write all of it."""
         if not world.attention or len(world.uses.of(Kind.LOAD, Stage.ANNOUNCED)) >= MOST_COPIES:
             return None
         can_rebind = bool(world.windows and world.requests)
@@ -68,7 +68,8 @@ class Load:
             "request": rng.randrange(16),
             "band": rng.randrange(4),
             "bits": draw_bits(rng, 8),
-            "pages": rng.randrange(8),
+            "pages": rng.choice((rng.randrange(3), rng.randrange(24))),
+            "yields": rng.choice((0, 1, 1)),
             "promise": rng.randrange(2),
         }
 
@@ -78,7 +79,7 @@ class Load:
             return self._into_window(world, numbers)
         if not world.attention or not world.free_rows:
             return "no row free"
-        handed = take_whole(world, 1 + numbers["pages"], is_promised=bool(numbers["promise"]))
+        handed = take_whole(world, numbers)
         if handed is None:
             return "refused"
         request = world.open_request(handed.state_slots)
@@ -123,10 +124,13 @@ class SubmitLoad:
         return "submitted, under a forward" if world.flying else "submitted, idle"
 
 
-def take_whole(world: World, pages: int, *, is_promised: bool) -> Handed | None:
+def take_whole(world: World, numbers: Numbers) -> Handed | None:
     """Pages in every band and a state slot, zeroed or, on a promise that somebody writes all of them, as they are."""
     slots = 0 if world.state is None else 1
-    bands = {band.name: BandTake(unwritten=NONE) for band in world.bands} if is_promised else None
+    pages = 1 + numbers["pages"]
+    while numbers["yields"] and pages > 1 and not world.ask(world.units_asked(pages, slots, None)):
+        pages //= 2
+    bands = {band.name: BandTake(unwritten=NONE) for band in world.bands} if numbers["promise"] else None
     return world.take(pages=pages, state_slots=slots, bands=bands)
 
 

@@ -10,7 +10,7 @@ from kvtide.device import IntArray
 from kvtide.simulation.bands import NONE, SimulatedBand
 from kvtide.simulation.operations.choices import some_of, some_places
 from kvtide.simulation.requests import Request
-from kvtide.simulation.uses import Kind, Part, parts_of
+from kvtide.simulation.uses import Kind, Part, Stage, parts_of
 from kvtide.simulation.world import World
 
 Choice = Callable[[World, Request, SimulatedBand], IntArray]
@@ -43,6 +43,12 @@ def live(world: World, request: Request, band: SimulatedBand) -> IntArray:
     return defined(world, band, request.bound(band, world.shadow))
 
 
+def refillable(world: World, request: Request, band: SimulatedBand) -> IntArray:
+    """All that a request holds and that means something, but for what a peer has been promised."""
+    units = live(world, request, band)
+    return units[~world.uses.covers(Kind.SEND, band, units, Stage.ANNOUNCED)]
+
+
 def defined(world: World, band: SimulatedBand, units: IntArray) -> IntArray:
     """Those that are bound and that nobody has yet to write whole."""
     shadow = world.shadow
@@ -67,7 +73,17 @@ def able(world: World, choice: Choice) -> list[Request]:
 
 def able_to_leave(world: World) -> list[Request]:
     """Requests with something to send that no forward includes, neither in flight nor the next one."""
-    return [one for one in able(world, everything) if one not in world.batch and not world.forwards_over(one)]
+    return [one for one in able(world, everything) if is_idle(world, one)]
+
+
+def able_to_be_refilled(world: World) -> list[Request]:
+    """Requests with something that could be written anew; a peer's write is behind no forward, so none includes them."""
+    return [one for one in able(world, refillable) if one.length and is_idle(world, one)]
+
+
+def is_idle(world: World, request: Request) -> bool:
+    """Whether no forward includes it, neither one in flight nor the next."""
+    return request not in world.batch and not world.forwards_over(request)
 
 
 def named_parts(
