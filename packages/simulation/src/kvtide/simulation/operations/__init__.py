@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvtide.simulation.actions import Operation
 from kvtide.simulation.operations.capacity import AskFits, EnsureCapacity, FillArena, WhatIf
-from kvtide.simulation.operations.forwards import AbortForward, Flush, LaunchForward, ProcessForward
+from kvtide.simulation.operations.forwards import AbortForward, Flush, LaunchForward, Lull, ProcessForward
 from kvtide.simulation.operations.frees import DropCheckpoints, DropTail, Finish, Retire
 from kvtide.simulation.operations.host_copies import BackUp, Load, SubmitLoad
 from kvtide.simulation.operations.misuse import Misuse
@@ -31,6 +31,7 @@ OPERATIONS: tuple[Operation, ...] = (
     Restore(),
     FillArena(),
     Flush(),
+    Lull(),
     AskFits(),
     EnsureCapacity(),
     WhatIf(),

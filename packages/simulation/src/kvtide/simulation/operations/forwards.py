@@ -110,6 +110,34 @@ class Flush:
         return "moved, under a forward" if world.flying else "moved, idle"
 
 
+class Lull:
+    """Everything in flight is processed, and requests end: their units are holes. The next forward only reads, and the loop flushes."""
+
+    name = "lull"
+    weight = 14
+
+    def generate(self, rng: random.Random, world: World) -> Numbers | None:
+        """Who ends, and who reads."""
+        if len(world.requests) < 2:
+            return None
+        return {
+            "requests": 1 << rng.randrange(len(world.requests)),
+            "readers": draw_bits(rng, len(world.requests)),
+        }
+
+    def apply(self, world: World, numbers: Numbers) -> str:
+        """Give up the open batch, process, free, launch, flush."""
+        world.abandon()
+        while world.flying:
+            world.process()
+        world.close(some_of(world.requests, numbers["requests"]))
+        readers = some_of(world.requests, numbers["readers"])
+        if readers:
+            world.launch([BatchEntry(one, one.length, one.length) for one in readers])
+        moved = flush(world, MANY_MOVES)
+        return f"{'a forward reads' if readers else 'idle'}, {'flushed' if moved else 'nothing to move'}"
+
+
 def flush(world: World, most_moves: int) -> int:
     """Flush every rank; units moved. A wait ends the run, and a move of held units.
 
@@ -137,7 +165,7 @@ class AbortForward:
     """The open batch is given up: before its launch, after it, or with its metadata phase queued."""
 
     name = "abort"
-    weight = 6
+    weight = 10
 
     def generate(self, rng: random.Random, world: World) -> Numbers | None:
         """How far it has come."""
