@@ -50,6 +50,10 @@ class LaunchForward:
             # A batch whose requests are all over has nothing to run; what it took is zeroed after all.
             world.abandon()
         waiting = [request for request in world.requests if request not in world.batch]
+        if world.scenario.micro_batches:
+            if any(world.forwards_over(entry.request) for entry in world.batch.entries):
+                return "another micro-batch has a request of it"
+            waiting = [request for request in waiting if not world.forwards_over(request)]
         entries = world.batch.entries + [
             BatchEntry(request, request.length, request.length)
             for request in some_of(waiting, numbers["readers"])

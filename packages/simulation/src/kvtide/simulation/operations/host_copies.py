@@ -10,8 +10,8 @@ from kvtide.simulation import use_steps
 from kvtide.simulation.actions import Numbers
 from kvtide.simulation.allocators import Handed
 from kvtide.simulation.bands import NONE
-from kvtide.simulation.operations.choices import draw_bits, one_of, some_of, some_places
-from kvtide.simulation.operations.named_units import able, finished, named_parts
+from kvtide.simulation.operations.choices import draw_bits, one_of, some_places
+from kvtide.simulation.operations.named_units import draw_names, finished, named
 from kvtide.simulation.rank import Rank
 from kvtide.simulation.requests import Request
 from kvtide.simulation.uses import Kind, Stage, Use, parts_of
@@ -31,19 +31,11 @@ class BackUp:
         """Whose, in which bands, which."""
         if len(world.uses.of(Kind.BACKUP, Stage.OPEN)) >= MOST_COPIES:
             return None
-        requests = able(world, finished)
-        if not requests:
-            return None
-        return {
-            "requests": draw_bits(rng, len(requests)),
-            "bands": draw_bits(rng, len(world.bands)),
-            "bits": draw_bits(rng),
-        }
+        return draw_names(rng, world, finished)
 
     def apply(self, world: World, numbers: Numbers) -> str:
         """Queue it behind both streams, and tell the ledger."""
-        requests = some_of(able(world, finished), numbers["requests"])
-        parts = named_parts(world, requests, finished, numbers["bands"], numbers["bits"])
+        parts = named(world, finished, numbers)
         if not parts:
             return "nothing to copy"
         use_steps.back_up(world, world.uses.open(Kind.BACKUP, parts))

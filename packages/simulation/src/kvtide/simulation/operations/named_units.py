@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from kvtide.device import IntArray
+from kvtide.simulation.actions import Numbers
 from kvtide.simulation.bands import NONE, SimulatedBand
-from kvtide.simulation.operations.choices import some_of, some_places
+from kvtide.simulation.operations.choices import draw_bits, some_of, some_places
 from kvtide.simulation.requests import Request
 from kvtide.simulation.uses import Kind, Part, Stage, parts_of
 from kvtide.simulation.world import World
@@ -84,6 +86,24 @@ def able_to_be_refilled(world: World) -> list[Request]:
 def is_idle(world: World, request: Request) -> bool:
     """Whether no forward includes it, neither one in flight nor the next."""
     return request not in world.batch and not world.forwards_over(request)
+
+
+def draw_names(rng: random.Random, world: World, choice: Choice) -> Numbers | None:
+    """Numbers that name some of what `choice` allows of some requests; `None` where that is nothing."""
+    requests = able(world, choice)
+    if not requests:
+        return None
+    return {
+        "requests": draw_bits(rng, len(requests)),
+        "bands": draw_bits(rng, len(world.bands)),
+        "bits": draw_bits(rng),
+    }
+
+
+def named(world: World, choice: Choice, numbers: Numbers) -> tuple[Part, ...]:
+    """What such numbers name."""
+    requests = some_of(able(world, choice), numbers["requests"])
+    return named_parts(world, requests, choice, numbers["bands"], numbers["bits"])
 
 
 def named_parts(

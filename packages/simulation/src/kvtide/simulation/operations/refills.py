@@ -10,10 +10,11 @@ import random
 from kvtide.ledger import Consumer
 from kvtide.simulation import use_steps
 from kvtide.simulation.actions import Numbers
-from kvtide.simulation.operations.choices import ALL, draw_bits, one_of, some_of
+from kvtide.simulation.operations.choices import ALL, draw_bits, one_of
 from kvtide.simulation.operations.named_units import (
-    able,
     able_to_be_refilled,
+    draw_names,
+    named,
     named_parts,
     refillable,
 )
@@ -33,19 +34,11 @@ class RefillByLoad:
 
     def generate(self, rng: random.Random, world: World) -> Numbers | None:
         """Whose, in which bands, which."""
-        requests = able(world, refillable)
-        if not requests:
-            return None
-        return {
-            "requests": draw_bits(rng, len(requests)),
-            "bands": rng.choice((ALL, draw_bits(rng, len(world.bands)))),
-            "bits": rng.choice((ALL, draw_bits(rng))),
-        }
+        return draw_names(rng, world, refillable)
 
     def apply(self, world: World, numbers: Numbers) -> str:
         """Wait for transfers on the host, for the rest on the copy's stream; leave alone what is fixed."""
-        requests = some_of(able(world, refillable), numbers["requests"])
-        parts = named_parts(world, requests, refillable, numbers["bands"], numbers["bits"])
+        parts = named(world, refillable, numbers)
         allowed = use_steps.make_way(world, Consumer.HOST_LOAD, parts)
         if not allowed:
             return "nothing to fill" if not parts else "all of it stays"
