@@ -82,16 +82,19 @@ def check_claims(book: UseBook, shadow: Shadow, bands: Sequence[SimulatedBand], 
         held = part.still_held(shadow)
         if part.band.name in use.elsewhere:
             held &= ~use.elsewhere[part.band.name]
-        for place, unit in enumerate(part.units.tolist()):
+        counts = high - low
+        first_owner = owners[np.minimum(low, len(owners) - 1)] if len(owners) else np.full((len(low), 2), -1)
+        is_own = (counts == 1) & (first_owner[:, 0] == tag) & (first_owner[:, 1] == part.units)
+        # What a send reads may move elsewhere; nobody else may come.
+        wrong = np.where(held, ~is_own & ((counts > 0) | use.is_fixed), counts > 0)
+        if wrong.any():
+            place = int(np.flatnonzero(wrong)[0])
             there = [tuple(owner) for owner in owners[low[place] : high[place]].tolist()]
-            own = [(tag, unit)] if held[place] else []
-            # What a send reads may move elsewhere; nobody else may come.
-            if there != own and (there or use.is_fixed):
-                raise CheckFailedError(
-                    "disturbed_use",
-                    f"unit {int(places[place])} of band {part.band.name!r}, which was virtual unit {unit} for {use.name} "
-                    f"({use.stage.value}), now lies under {_described(there)}",
-                )
+            raise CheckFailedError(
+                "disturbed_use",
+                f"unit {int(places[place])} of band {part.band.name!r}, which was virtual unit {int(part.units[place])} for "
+                f"{use.name} ({use.stage.value}), now lies under {_described(there)}",
+            )
 
 
 def _claims(book: UseBook, rank: Rank, *, around_transfers: bool) -> Iterator[tuple[Use, Part, IntArray]]:

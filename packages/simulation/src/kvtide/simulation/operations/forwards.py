@@ -14,6 +14,7 @@ from kvtide.simulation.actions import Numbers
 from kvtide.simulation.claims import held_places, moved_holds
 from kvtide.simulation.failures import CheckFailedError
 from kvtide.simulation.operations.choices import draw_bits, some_of
+from kvtide.simulation.operations.named_units import has_staying
 from kvtide.simulation.rank import Rank
 from kvtide.simulation.requests import BatchEntry
 from kvtide.simulation.world import World
@@ -118,14 +119,16 @@ class Lull:
     """Everything in flight is processed, and requests end: their units are holes. The next forward only reads, and the loop flushes."""
 
     name = "lull"
-    weight = 14
+    weight = 24
 
     def generate(self, rng: random.Random, world: World) -> Numbers | None:
-        """Who ends, and who reads."""
+        """Who ends, and who reads. Units that end while they are fixed or sent stay where they are, and flushes go around them."""
         if len(world.requests) < 2:
             return None
+        places = range(len(world.requests))
+        staying = [place for place in places if has_staying(world, world.requests[place])]
         return {
-            "requests": 1 << rng.randrange(len(world.requests)),
+            "requests": 1 << rng.choice(staying or places),
             "readers": draw_bits(rng, len(world.requests)),
         }
 

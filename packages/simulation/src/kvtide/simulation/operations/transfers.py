@@ -30,7 +30,7 @@ class Send:
     """A peer is to read units: finished pages of requests that run on, or all of one that has computed its last token here."""
 
     name = "send"
-    weight = 40
+    weight = 60
 
     def generate(self, rng: random.Random, world: World) -> Numbers | None:
         """Whose, in which bands, which; whether it is a request's last."""
@@ -102,7 +102,7 @@ class BeginTransfer:
     """An announced transfer begins, once every rank's host has seen its gate and nothing has moved since."""
 
     name = "begin transfer"
-    weight = 80
+    weight = 100
 
     def generate(self, rng: random.Random, world: World) -> Numbers | None:
         """Which, and whether a loop that has nothing else to do flushes next: what is sent may move."""
@@ -138,7 +138,7 @@ class Fail:
     """A transfer fails on some rank: all of them leave what it touches alone from now on. A request whose receive failed is over."""
 
     name = "fail"
-    weight = 8
+    weight = 16
 
     def generate(self, rng: random.Random, world: World) -> Numbers | None:
         """Which, and whether its request ends before or after ranks agree that it failed."""

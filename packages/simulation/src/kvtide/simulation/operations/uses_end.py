@@ -53,7 +53,7 @@ class Fix:
     """Somebody is promised that units stay where they are; they may be freed all the same."""
 
     name = "fix"
-    weight = 16
+    weight = 28
 
     def generate(self, rng: random.Random, world: World) -> Numbers | None:
         """Whose, in which bands, which."""
