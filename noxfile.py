@@ -134,6 +134,14 @@ def nightly_exhaustive(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def nightly_mutations(session: nox.Session) -> None:
+    """Every rule weakened in turn: each must be found within 200 seeds, as docs/mutations.md says. Share: 15 min."""
+    page = ROOT / "docs" / "mutations.md"
+    command = ("mutations", "--jobs", "2", "--check", page)
+    python(session, "-m", "kvtide.engine.cli", *command, *session.posargs)
+
+
+@nox.session(default=False)
 def nightly_s6(session: nox.Session) -> None:
     """Every catalogue model filled to the last planned request, in every way of serving, at three budgets. Share: 20 min."""
     python(session, "-m", *PYTEST, "-m", "nightly", "integration/tests", *session.posargs)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from kvtide.simulation import Operation, installed_operations
+from kvtide.simulation.mutations.mutation import Patch
 from kvtide.simulation.sweep import quiet_logs
 
 from .entry_points import write_entry_points
@@ -37,3 +38,11 @@ def found_operations(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
 @pytest.fixture(scope="session")
 def operations(found_operations: None) -> dict[str, Operation]:
     return installed_operations()
+
+
+@pytest.fixture
+def patch() -> Iterator[Patch]:
+    """What a mutation is planted with, for one test."""
+    patch = Patch()
+    yield patch
+    patch.undo()

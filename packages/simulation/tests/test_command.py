@@ -10,9 +10,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from kvtide.simulation.command import command
+from kvtide.simulation.mutations import MUTATIONS
+from kvtide.simulation.mutations.mutation import Patch
 from kvtide.simulation.traces import read_trace, replay
-
-from .canaries import CANARIES
 
 
 def stress(*arguments: object) -> Result:
@@ -41,9 +41,9 @@ def test_processes_share_seeds_and_find_what_one_finds() -> None:
 
 
 @pytest.mark.requirement("X1")
-def test_a_failure_is_shown_kept_and_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_is_shown_kept_and_replayed(tmp_path: Path, patch: Patch) -> None:
     """Exit status 1, the minimal actions, and a file that fails alike until the fault is mended."""
-    CANARIES["a row is not staged"].plant(monkeypatch)
+    MUTATIONS["upload.rows"].plant(patch)
     result = stress("--seeds", "0", "--ops", 100, "--jobs", 1, "--minimize", "--out", tmp_path / "found")
     assert result.exit_code == 1
     assert "seed 0: stale_mirror" in result.stdout
@@ -54,15 +54,15 @@ def test_a_failure_is_shown_kept_and_replayed(tmp_path: Path, monkeypatch: pytes
     assert "the case: stale_mirror" in again.stdout
     as_json = stress("--replay", path, "--json")
     assert json.loads(as_json.stdout)["failure"]["check"] == "stale_mirror"
-    monkeypatch.undo()
+    patch.undo()
     mended = stress("--replay", path)
     assert mended.exit_code == 0
     assert "every check held (when the case was written, stale_mirror failed)" in mended.stdout
 
 
-def test_a_case_can_be_made_minimal_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_case_can_be_made_minimal_later(tmp_path: Path, patch: Patch) -> None:
     """Sweeps need not spend time on it."""
-    CANARIES["one rank frees nothing"].plant(monkeypatch)
+    MUTATIONS["ranks.frees"].plant(patch)
     assert stress("--seeds", "0", "--ops", 100, "--jobs", 1, "--out", tmp_path).exit_code == 1
     result = stress("--replay", tmp_path / "seed-0.json", "--minimize", "--out", tmp_path)
     assert result.exit_code == 1
@@ -102,11 +102,9 @@ def test_a_wrong_call_says_what_is_wrong(arguments: list[str], why: str) -> None
     assert why in " ".join(result.output.split())
 
 
-def test_a_case_of_other_versions_is_replayed_with_a_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_case_of_other_versions_is_replayed_with_a_warning(tmp_path: Path, patch: Patch) -> None:
     """It may hold because the fault is mended, or because the code around it is another."""
-    CANARIES["a row is not staged"].plant(monkeypatch)
+    MUTATIONS["upload.rows"].plant(patch)
     stress("--seeds", "0:16", "--ops", 60, "--jobs", 1, "--out", tmp_path)
     path = min(tmp_path.glob("seed-*.json"))
     document = json.loads(path.read_text(encoding="utf-8"))

@@ -21,7 +21,8 @@ def test_all_kinds_of_chain_are_drawn() -> None:
     assert any("full" not in each and "window" in each for each in kinds)
     assert any("full" not in each and each.count("window") == 3 for each in kinds)
     assert any("state" not in each for each in kinds)
-    assert {scenario.overlap for scenario in SCENARIOS} == {1, 2, 3}
+    assert {scenario.overlap for scenario in SCENARIOS} == {1, 2, 3, 4}
+    assert {scenario.micro_batches for scenario in SCENARIOS} == {True, False}
     assert {scenario.declares_read_end for scenario in SCENARIOS} == {True, False}
 
 
@@ -55,7 +56,9 @@ def test_simpler_scenarios_end(scenario: Scenario) -> None:
 
     def size(each: Scenario) -> list[int]:
         pages = sum(band.page_tokens for band in each.bands)
-        switches = each.declares_read_end + each.random_queries
+        switches = sum(
+            [each.declares_read_end, each.random_queries, each.waits_for_transfers, each.micro_batches]
+        )
         return [
             len(each.bands),
             each.arena_bytes,

@@ -7,26 +7,26 @@ from pathlib import Path
 import pytest
 
 from kvtide.simulation import Case, Operation, Run, load_case, run_actions, run_seed, save_case, shrink
+from kvtide.simulation.mutations import MUTATIONS
+from kvtide.simulation.mutations.mutation import Patch
 
-from .canaries import CANARIES
 
-
-def failing_run(name: str, monkeypatch: pytest.MonkeyPatch, operations: dict[str, Operation]) -> Run:
-    CANARIES[name].plant(monkeypatch)
+def failing_run(name: str, patch: Patch, operations: dict[str, Operation]) -> Run:
+    MUTATIONS[name].plant(patch)
     runs = (run_seed(seed, 150, operations) for seed in range(20))
-    return next(run for run in runs if run.failure is not None and run.failure.check == CANARIES[name].check)
+    return next(run for run in runs if run.failure is not None)
 
 
 @pytest.mark.requirement("X1")
 @pytest.mark.parametrize(
     ("name", "most_actions"),
-    [("a settle does not wait", 8), ("a row is not staged", 4), ("one rank frees nothing", 3)],
+    [("wait.settle", 8), ("upload.rows", 4), ("ranks.frees", 3)],
 )
 def test_a_failure_shrinks_to_a_handful_of_actions_that_are_all_needed(
-    name: str, most_actions: int, monkeypatch: pytest.MonkeyPatch, operations: dict[str, Operation]
+    name: str, most_actions: int, patch: Patch, operations: dict[str, Operation]
 ) -> None:
     """What is left can be read, runs again alike, and none of it can be left out."""
-    run = failing_run(name, monkeypatch, operations)
+    run = failing_run(name, patch, operations)
     small = shrink(run, operations)
     assert run.failure is not None
     assert small.failure is not None
@@ -37,25 +37,25 @@ def test_a_failure_shrinks_to_a_handful_of_actions_that_are_all_needed(
     for place in range(len(small.actions)):
         rest = run_actions(small.scenario, small.actions[:place] + small.actions[place + 1 :], operations)
         assert rest.failure is None or rest.failure.check != small.failure.check
-    monkeypatch.undo()
+    patch.undo()
     assert run_actions(small.scenario, small.actions, operations).failure is None
 
 
 def test_a_shrink_that_may_try_nothing_leaves_the_run_as_it_is(
-    monkeypatch: pytest.MonkeyPatch, operations: dict[str, Operation]
+    patch: Patch, operations: dict[str, Operation]
 ) -> None:
     """Tries bound what a shrink costs."""
-    run = failing_run("a row is not staged", monkeypatch, operations)
+    run = failing_run("upload.rows", patch, operations)
     assert shrink(run, operations, most_tries=0) == run
     assert len(shrink(run, operations, most_tries=30).actions) < len(run.actions)
 
 
 @pytest.mark.requirement("X1")
 def test_a_case_is_a_file_that_runs_again(
-    monkeypatch: pytest.MonkeyPatch, operations: dict[str, Operation], tmp_path: Path
+    patch: Patch, operations: dict[str, Operation], tmp_path: Path
 ) -> None:
     """One action a line, so that people can read and cut it."""
-    run = failing_run("a row is not staged", monkeypatch, operations)
+    run = failing_run("upload.rows", patch, operations)
     case = Case.of(run, seed=7)
     path = tmp_path / "case.json"
     save_case(path, case)

@@ -51,6 +51,7 @@ class ModelledOrder:
         own, reached = self._own(stream), _modelled(event)
         self._let_time_pass()
         own.clock = join(own.clock, reached.clock)
+        own.wait_count += 1
         self._queues.queue(own, Entry(event=reached))
 
     def query_event(self, event: Event) -> bool:

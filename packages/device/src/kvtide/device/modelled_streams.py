@@ -31,6 +31,9 @@ class ModelledStream:
     queued_count: int = 0
     """Entries ever queued."""
 
+    wait_count: int = 0
+    """Waits among them."""
+
     done_count: int = 0
     """Entries run."""
 

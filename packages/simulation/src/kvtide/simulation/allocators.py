@@ -18,10 +18,10 @@ from kvtide.chain import BandTake, Taken, TakeRefusal
 from kvtide.device import IntArray
 from kvtide.plan import pack
 from kvtide.simulation.bands import NONE, SimulatedBand, simulated_bands
-from kvtide.simulation.claims import immovable
+from kvtide.simulation.claims import held_places, immovable, moved_holds
 from kvtide.simulation.failures import CheckFailedError
 from kvtide.simulation.rank import Rank
-from kvtide.simulation.reach import some_layout_holds
+from kvtide.simulation.reach import Need, some_layout_holds
 from kvtide.simulation.scenario import Scenario
 from kvtide.simulation.shadow import Shadow
 from kvtide.simulation.uses import Kind, Use, UseBook
@@ -208,6 +208,8 @@ class Allocators:
 
     def make_room(self, operation: str, asked: Mapping[str, int], call: Callable[[Rank], T]) -> list[T]:
         """As `on_each`, for a call that may wait for transfers, if it was told how and no layout goes around them."""
+        held = held_places(self.uses, self.ranks[0])
+        needs = self._needs_around_holds(asked) if held else None
         waits = self.scenario.waits_for_transfers and any(use.is_open_transfer for use in self.uses.uses)
         goes_around = waits and self.some_layout_holds(asked, around_transfers=True)
         answers = self.on_each(operation, call, may_wait_for="network" if waits else None)
@@ -220,6 +222,12 @@ class Allocators:
         if waited[0] and goes_around:
             raise CheckFailedError(
                 "needless_wait", f"{operation} waits for {waited[0]}, around which a layout goes"
+            )
+        moved = moved_holds(held, self.ranks[0])
+        if moved and needs is not None and some_layout_holds(self.layout, *needs):
+            raise CheckFailedError(
+                "disturbed_use",
+                f"{operation} moves units that {moved[0].name} holds, around which a layout goes",
             )
         for use in [use for use in self.uses.uses if use.is_open_transfer and use.name in waited[0]]:
             self.facts[f"{use.kind.value}s waited for"] += 1
@@ -334,6 +342,13 @@ class Allocators:
         self.uses.close(use)
 
     # ── helpers ──
+
+    def _needs_around_holds(self, asked: Mapping[str, int]) -> tuple[list[Need], list[tuple[int, int]]]:
+        """What a layout for `asked` has to go around where nothing moves that is held."""
+        counts = [len(self.held(band)) + asked.get(band.name, 0) for band in self.bands]
+        return immovable(
+            self.uses, self.layout, self.ranks[0], counts, around_transfers=True, around_holds=True
+        )
 
     def _handed_out(
         self, taken: Taken, bands: Mapping[str, BandTake] | None

@@ -16,17 +16,42 @@ from kvtide.simulation.shadow import Shadow
 from kvtide.simulation.uses import Part, Use, UseBook
 
 
+def places_of(rank: Rank, use: Use) -> dict[str, IntArray]:
+    """Band → where a use's units stand on a rank, as the host has it."""
+    return {part.band.name: rank.chain.physical_units(part.band.name, part.units) for part in use.parts}
+
+
+def held_places(book: UseBook, rank: Rank) -> list[tuple[Use, dict[str, IntArray]]]:
+    """Where what is held stands."""
+    return [(use, places_of(rank, use)) for use in book.uses if use.is_held]
+
+
+def moved_holds(before: Sequence[tuple[Use, dict[str, IntArray]]], rank: Rank) -> list[Use]:
+    """Uses of which anything held has moved since `held_places` said `before`."""
+    return [
+        use
+        for use, places in before
+        if any(not np.array_equal(found, places[name]) for name, found in places_of(rank, use).items())
+    ]
+
+
 def immovable(
-    book: UseBook, layout: ArenaLayout, rank: Rank, live: Sequence[int], *, around_transfers: bool
+    book: UseBook,
+    layout: ArenaLayout,
+    rank: Rank,
+    live: Sequence[int],
+    *,
+    around_transfers: bool,
+    around_holds: bool = False,
 ) -> tuple[list[Need], list[tuple[int, int]]]:
     """Each band's `live` units and what of it may not move, and byte ranges outside all spans that nobody may write.
 
-    A hold follows a move that must be made, so what is held may move.
+    A hold follows a move that must be made, so what is held may move, unless `around_holds`.
     """
     stays: dict[str, set[int]] = {band.name: set() for band in layout.bands}
     blocked = []
     for use, part, places in _claims(book, rank, around_transfers=around_transfers):
-        if use.is_held:
+        if use.is_held and not around_holds:
             continue
         span = rank.chain.span(part.band.name)
         grid = part.band.grid
@@ -57,16 +82,19 @@ def check_claims(book: UseBook, shadow: Shadow, bands: Sequence[SimulatedBand], 
         held = part.still_held(shadow)
         if part.band.name in use.elsewhere:
             held &= ~use.elsewhere[part.band.name]
-        for place, unit in enumerate(part.units.tolist()):
+        counts = high - low
+        first_owner = owners[np.minimum(low, len(owners) - 1)] if len(owners) else np.full((len(low), 2), -1)
+        is_own = (counts == 1) & (first_owner[:, 0] == tag) & (first_owner[:, 1] == part.units)
+        # What a send reads may move elsewhere; nobody else may come.
+        wrong = np.where(held, ~is_own & ((counts > 0) | use.is_fixed), counts > 0)
+        if wrong.any():
+            place = int(np.flatnonzero(wrong)[0])
             there = [tuple(owner) for owner in owners[low[place] : high[place]].tolist()]
-            own = [(tag, unit)] if held[place] else []
-            # What a send reads may move elsewhere; nobody else may come.
-            if there != own and (there or use.is_fixed):
-                raise CheckFailedError(
-                    "disturbed_use",
-                    f"unit {int(places[place])} of band {part.band.name!r}, which was virtual unit {unit} for {use.name} "
-                    f"({use.stage.value}), now lies under {_described(there)}",
-                )
+            raise CheckFailedError(
+                "disturbed_use",
+                f"unit {int(places[place])} of band {part.band.name!r}, which was virtual unit {int(part.units[place])} for "
+                f"{use.name} ({use.stage.value}), now lies under {_described(there)}",
+            )
 
 
 def _claims(book: UseBook, rank: Rank, *, around_transfers: bool) -> Iterator[tuple[Use, Part, IntArray]]:
@@ -75,11 +103,8 @@ def _claims(book: UseBook, rank: Rank, *, around_transfers: bool) -> Iterator[tu
             for part in use.parts:
                 name = part.band.name
                 # A hold follows a move that must be made.
-                yield (
-                    use,
-                    part,
-                    rank.chain.physical_units(name, part.units) if use.is_held else use.places[name],
-                )
+                here = rank.chain.physical_units(name, part.units) if use.is_held else use.places[name]
+                yield use, part, here
 
 
 def _live_extents(

@@ -153,7 +153,7 @@ def _sweep(
     totals, files = Totals(), dict[int, Path]()
     stderr = Console(stderr=True)
     start = time.perf_counter()
-    with _progress(stderr, len(seeds)) as advance:
+    with show_progress(stderr, len(seeds), "seeds") as advance:
         for result in sweep(seeds, action_count, jobs=jobs, minimize=minimize):
             totals.add(result)
             if result.run.failure is not None:
@@ -206,11 +206,11 @@ def _replay(path: Path, *, minimize: bool, folder: Path, as_json: bool) -> bool:
 
 
 @contextmanager
-def _progress(console: Console, seed_count: int) -> Iterator[Any]:
-    """A bar on a terminal, nothing elsewhere; yields what to call after each seed."""
+def show_progress(console: Console, count: int, what: str) -> Iterator[Any]:
+    """A bar on a terminal, nothing elsewhere; yields what to call after each of `count` seeds, or whatever they are."""
     columns = [*Progress.get_default_columns()[:-1], MofNCompleteColumn(), TimeElapsedColumn()]
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("seeds", total=seed_count)
+        task = progress.add_task(what, total=count)
         yield lambda: progress.advance(task)
 
 

@@ -75,6 +75,8 @@ class Rank:
         """Where copies to host memory run."""
         self.loads: ModelledStream = self.device.create_stream("loads")
         """Where copies from host memory run."""
+        self.refills: ModelledStream = self.device.create_stream("refills")
+        """Where copies from host memory onto units that were there before run."""
         self.transfers: dict[NetworkTransfer, ModelledEvent] = {}
         """Transfers that a relief may wait for, and their ends."""
         self.waited: list[NetworkTransfer] = []

@@ -31,6 +31,9 @@ from kvtide.plan import (
 LEAST_ARENA_BYTES = 256
 """A scenario is not shrunk below it."""
 
+_SWITCHES = ("declares_read_end", "random_queries", "waits_for_transfers", "micro_batches")
+"""Fields that are off in the simplest scenario."""
+
 
 @attrs.frozen(kw_only=True)
 class BandDraft:
@@ -82,6 +85,9 @@ class Scenario:
     waits_for_transfers: bool = False
     """Whether a take that no layout around transfers serves waits for them on the host, or is refused."""
 
+    micro_batches: bool = False
+    """Whether forwards in flight have no request in common, as those of a pipeline that processes each a round later."""
+
     def layout(self) -> ArenaLayout:
         """The arena's byte layout; raises `PlanError` for a scenario that cannot be laid out."""
         decls = []
@@ -120,12 +126,10 @@ class Scenario:
             yield attrs.evolve(self, overlap=self.overlap - 1)
         if len(self.rank_seeds) > 1:
             yield attrs.evolve(self, rank_seeds=self.rank_seeds[:1])
-        if self.declares_read_end:
-            yield attrs.evolve(self, declares_read_end=False)
-        if self.random_queries:
-            yield attrs.evolve(self, random_queries=False)
-        if self.waits_for_transfers:
-            yield attrs.evolve(self, waits_for_transfers=False)
+        for switch in _SWITCHES:
+            off: dict[str, Any] = {switch: False}
+            if getattr(self, switch):
+                yield attrs.evolve(self, **off)
 
     def document(self) -> dict[str, Any]:
         """As JSON."""
@@ -154,11 +158,12 @@ def draw_scenario(rng: random.Random) -> Scenario:
             # Mixed remainders: bands' grids meet neither each other nor the arena's end.
             arena_bytes=sum(unit_bytes) * units_each + rng.randrange(8) * 16,
             row_count=rng.randint(2, 10),
-            overlap=rng.choice((1, 2, 2, 3, 3)),
+            overlap=rng.choice((1, 2, 2, 3, 3, 4)),
             declares_read_end=rng.random() < 0.85,
             rank_seeds=(rng.randrange(2**31), rng.randrange(2**31)),
             random_queries=rng.random() < 0.8,
             waits_for_transfers=rng.random() < 0.5,
+            micro_batches=rng.random() < 0.25,
         )
         try:
             scenario.layout()

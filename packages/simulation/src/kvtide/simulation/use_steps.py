@@ -16,12 +16,21 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from kvtide.device import Buffer, ByteSpan, IntArray, ModelledEvent, ModelledStream, RunningWork
-from kvtide.ledger import Access, Consumer, HostCopy, NetworkTransfer, clearance
+from kvtide.device import Buffer, ByteSpan, ModelledEvent, ModelledStream, RunningWork
+from kvtide.ledger import (
+    Access,
+    Clearance,
+    Consumer,
+    HostCopy,
+    NetworkTransfer,
+    clearance,
+    queue_stream_waits,
+)
+from kvtide.simulation.claims import places_of
 from kvtide.simulation.failures import CheckFailedError
 from kvtide.simulation.rank import Rank
 from kvtide.simulation.shadow import check_words
-from kvtide.simulation.uses import Kind, Stage, Use
+from kvtide.simulation.uses import Kind, Part, Stage, Use
 from kvtide.simulation.world import World
 
 # ── rules ──
@@ -99,20 +108,50 @@ def submit_load(world: World, use: Use) -> None:
     _draw_words(world, use)
 
     def queue(rank: Rank) -> None:
-        stand_behind(rank, rank.loads)
-        writes, run = _writing(rank, use)
-        rank.device.submit(rank.loads, use.name, writes=writes, run=run)
-        copy = HostCopy(use.name, Access.WRITE, rank.device.record_event(rank.loads))
+        copy = _queue_load(rank, use, rank.loads)
         hand_over(rank, use, copy)
         assert use.taken is not None, "a load has taken its units"
         rank.chain.written(use.taken[rank.place])
-        use.ends.append(rank.device.record_event(rank.loads))
         use.owners[rank.place] = copy
 
     world.on_each("a load", queue)
     use.stage = Stage.OPEN
     world.written_whole(use)
     world.unpark(use)
+
+
+def refill(world: World, use: Use) -> None:
+    """Queue a copy onto units that were there before, behind what the ledger says of a load."""
+    _draw_words(world, use)
+
+    def queue(rank: Rank) -> None:
+        for name, found in _clearances(rank, use, Consumer.HOST_LOAD).items():
+            queue_stream_waits(found, rank.chain.ledger(name), rank.device, rank.refills)
+        use.owners.append(_queue_load(rank, use, rank.refills))
+        rank.chain.uses.begin(use.owners[-1], use.units)
+
+    world.on_each("a load onto what was there", queue)
+    note_places(world, use)
+    world.written_whole(use)
+
+
+def make_way(world: World, consumer: Consumer, parts: Sequence[Part]) -> tuple[Part, ...]:
+    """Those of some live units that `consumer` may write; the host has waited for transfers that touch them."""
+    allowed, waits = [], set()
+    for part in parts:
+        rank = world.ranks[0]
+        places = rank.chain.physical_units(part.band.name, part.units)
+        found = clearance(consumer, rank.chain.ledger(part.band.name), places)
+        stays = np.isin(places, found.excluded)
+        if not stays.all():
+            allowed.append(Part(part.band, part.units[~stays], part.tenures[~stays]))
+        waits |= {transfer.name for transfer in found.host_waits}
+    for use in [use for use in world.uses.uses if use.is_open_transfer and use.name in waits]:
+        for rank in world.ranks:
+            rank.device.wait_on_host(use.ends[rank.place])
+        world.facts[f"{use.kind.value}s waited for"] += 1
+        end(world, use)
+    return tuple(allowed)
 
 
 # ── transfers ──
@@ -122,7 +161,7 @@ def announce(world: World, use: Use) -> bool:
     """Record the gates behind which the units' bytes are nobody else's; false while a forward may still read a receive's."""
     use.gates = []
     if use.kind is Kind.RECEIVE:
-        use.publish_after = max(world.on_each("a question", lambda rank: _publish_after(rank, use)))
+        use.publish_after = max(world.on_each("clearing a receive", lambda rank: _clear_receive(rank, use)))
         if use.publish_after > world.ranks[0].steps.retired_through:
             return False
     note_places(world, use)
@@ -156,8 +195,8 @@ def begin_transfer(world: World, use: Use) -> None:
         if not is_send:
             rank.chain.uses.release_hold(use.owners[rank.place])
             use.owners[rank.place] = transfer
-            assert use.taken is not None, "a receive has taken its units"
-            rank.chain.written(use.taken[rank.place])
+            if use.taken is not None:
+                rank.chain.written(use.taken[rank.place])
             use.ends.append(end)
         else:
             _opened(use, transfer, end)
@@ -275,11 +314,6 @@ def note_places(world: World, use: Use) -> None:
     use.places = places_of(world.ranks[0], use)
 
 
-def places_of(rank: Rank, use: Use) -> dict[str, IntArray]:
-    """Band → where its units stand on a rank, as the host has it."""
-    return {part.band.name: rank.chain.physical_units(part.band.name, part.units) for part in use.parts}
-
-
 # ── helpers ──
 
 
@@ -294,16 +328,34 @@ def _moves(world: World, use: Use) -> dict[str, int]:
     return {band.name: band.moved_units for band in bands if band.name in use.units}
 
 
-def _publish_after(rank: Rank, use: Use) -> int:
-    newest = -1
+def _clearances(rank: Rank, use: Use, consumer: Consumer) -> dict[str, Clearance]:
+    """Band → what `consumer` waits for before it writes the use's units there, now that nobody is in its way."""
+    answers = {}
     for name, places in places_of(rank, use).items():
-        found = clearance(Consumer.NETWORK_RECEIVE, rank.chain.ledger(name), places)
+        found = answers[name] = clearance(consumer, rank.chain.ledger(name), places)
         if found.host_waits or len(found.excluded):
             raise CheckFailedError(
                 "disturbed_use", f"{use.name} was handed units of band {name!r} that are in use"
             )
+    return answers
+
+
+def _clear_receive(rank: Rank, use: Use) -> int:
+    """The schedule stream, on which the gate will stand, waits for whoever touches the units; the forward that must retire first."""
+    newest = -1
+    for name, found in _clearances(rank, use, Consumer.NETWORK_RECEIVE).items():
+        queue_stream_waits(found, rank.chain.ledger(name), rank.device, rank.device.schedule_stream)
         newest = max(newest, found.publish_after)
     return newest
+
+
+def _queue_load(rank: Rank, use: Use, stream: ModelledStream) -> HostCopy:
+    """Queue the copy on its stream, behind the forward and schedule streams."""
+    stand_behind(rank, stream)
+    writes, run = _writing(rank, use)
+    rank.device.submit(stream, use.name, writes=writes, run=run)
+    use.ends.append(rank.device.record_event(stream))
+    return HostCopy(use.name, Access.WRITE, rank.device.record_event(stream))
 
 
 def _draw_words(world: World, use: Use) -> None:

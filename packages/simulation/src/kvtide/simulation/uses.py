@@ -3,9 +3,9 @@
 | kind | announced | open | over |
 | - | - | - | - |
 | backup | – | its copy is queued: HostCopy READ | acknowledged in an agreed step |
-| load | its units are taken, and fixed under a reservation | its copy is queued: HostCopy WRITE | acknowledged in an agreed step |
+| load | its units are taken, and fixed under a reservation; units that are filled anew have no such stage | its copy is queued: HostCopy WRITE | acknowledged in an agreed step |
 | send | a gate is recorded behind what moved its units | the engine reads: NetworkTransfer READ | released in an agreed step |
-| receive | its units are taken and held, a gate is recorded | the peer writes: NetworkTransfer WRITE | released in an agreed step |
+| receive | its units are taken, or were there before; they are held, a gate is recorded | the peer writes: NetworkTransfer WRITE | released in an agreed step |
 | fix | – | its units are fixed | unfixed |
 
 A failed transfer is *quarantined* until it is proved that its engine is done. A request whose load, receive or last send runs
@@ -130,7 +130,7 @@ class Use:
     """Whose load, receive or last send it is, as long as it may not run."""
 
     taken: tuple[Taken, ...] | None = None
-    """The take it was made for, one a rank."""
+    """The take it was made for, one a rank; `None` for units that were there before."""
 
     @property
     def name(self) -> str:
@@ -206,10 +206,10 @@ class UseBook:
         """Requests that may not run."""
         return [use.parked for use in self.uses if use.parked is not None]
 
-    def covers(self, kind: Kind, band: SimulatedBand, units: IntArray) -> Bools:
-        """Which of these virtual units an open use of a kind names."""
+    def covers(self, kind: Kind, band: SimulatedBand, units: IntArray, stage: Stage = Stage.OPEN) -> Bools:
+        """Which of these virtual units a use of a kind at a stage names."""
         found = np.zeros(len(units), np.bool_)
-        for use in self.of(kind, Stage.OPEN):
+        for use in self.of(kind, stage):
             for part in use.parts:
                 if part.band is band:
                     found |= np.isin(units, part.units)

@@ -1,19 +1,11 @@
-"""Every rule that keeps units safe, weakened one at a time: the simulation must notice each (row X2)."""
+"""Rules weakened on purpose, one at a time, to see that the simulation notices (row X2).
 
-from __future__ import annotations
+`MUTATIONS` is the table; `Mutation.planted` breaks one rule in this process; `hunt` says how many seeds it takes until a check
+fails. `kvtide mutations` prints that, and writes `docs/mutations.md`.
+"""
 
-from collections.abc import Mapping
-from types import MappingProxyType
-
-from kvtide.simulation.mutations.cells import cells
-from kvtide.simulation.mutations.chain_rules import chain_rules
-from kvtide.simulation.mutations.ledger_rules import ledger_rules
+from kvtide.simulation.mutations.hunting import Hunt, chosen_mutations, hunt, own_operations
 from kvtide.simulation.mutations.mutation import Mutation
-from kvtide.simulation.mutations.run_rules import run_rules
+from kvtide.simulation.mutations.table import MUTATIONS
 
-__all__ = ["MUTATIONS", "Mutation"]
-
-MUTATIONS: Mapping[str, Mutation] = MappingProxyType(
-    {mutation.id: mutation for rules in (cells, ledger_rules, chain_rules, run_rules) for mutation in rules()}
-)
-"""By id."""
+__all__ = ["MUTATIONS", "Hunt", "Mutation", "chosen_mutations", "hunt", "own_operations"]

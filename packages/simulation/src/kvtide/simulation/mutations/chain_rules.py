@@ -75,7 +75,10 @@ def _growth_sees_no_transfer(relief: Any, asked: Sequence[int]) -> Any:
 
 
 def _holds_never_stay(original: Replacement) -> Replacement:
-    return lambda relief, *, holds_stay=False: original(relief)
+    def snapshot(relief: Any, *, holds_stay: bool = False) -> Any:
+        return original(relief)
+
+    return snapshot
 
 
 def _waits_at_once(original: Replacement) -> Replacement:

@@ -15,6 +15,7 @@ from kvtide.simulation.mutations.mutation import (
     Patch,
     Plant,
     Replacement,
+    all_of,
     around,
     during,
     instead,
@@ -27,6 +28,7 @@ _STEPS = "kvtide.ledger:ForwardSteps"
 _USAGE = "kvtide.ledger:PageUsage"
 _FENCES = "kvtide.ledger:FencedBytes"
 _VACATED = "kvtide.ledger.vacated_pages:VacatedPages"
+_UNDER_TRANSFER = "kvtide.ledger.signal_uses:SignalUses.under_transfer"
 _BAND = "kvtide.chain.band:Band"
 _UNITS = "kvtide.chain.band_units:BandUnits"
 _NO_PAGES: IntArray = np.empty(0, np.int64)
@@ -95,6 +97,10 @@ def _returned_early(original: Replacement) -> Replacement:
     return lambda vacated, retired, **named: original(vacated, retired + 1, **named)
 
 
+def _read_no_longer(original: Replacement) -> Replacement:
+    return lambda vacated, pages, retired: original(vacated, pages, retired + 1)
+
+
 # ── fences ──
 
 
@@ -151,8 +157,6 @@ _EPOCHS = {
     "unfix": "units are fixed no longer",
     "hold": "units are held",
     "release_hold": "units are held no longer",
-    "vacate": "held units move",
-    "fence": "what a transfer reads leaves the band",
 }
 
 
@@ -230,20 +234,24 @@ def ledger_rules() -> Iterator[Mutation]:
         id="vacated.send",
         rule="what a move leaves under a send is vacated, and no hole yet",
         rows=("C7", "L4"),
-        plant=during(f"{_USAGE}.vacate", "kvtide.ledger.signal_uses:SignalUses.under_transfer", _nowhere),
+        plant=during(f"{_USAGE}.vacate", _UNDER_TRANSFER, _nowhere),
     )
     yield Mutation(
         id="vacated.return",
         rule="vacated units return when their forward has retired, and not before",
         rows=("C7", "L6"),
-        plant=around(f"{_VACATED}.take_retired", _returned_early),
+        plant=all_of(
+            around(f"{_VACATED}.take_retired", _returned_early),
+            around(f"{_VACATED}.unretired", _read_no_longer),
+        ),
     )
     yield Mutation(
         id="vacated.return_send",
         rule="vacated units whose forward has retired stay vacated while a send reads them",
         rows=("C7", "L4"),
-        plant=during(
-            f"{_USAGE}.take_ready_vacated", "kvtide.ledger.signal_uses:SignalUses.under_transfer", _nowhere
+        plant=all_of(
+            during(f"{_USAGE}.take_ready_vacated", _UNDER_TRANSFER, _nowhere),
+            during(f"{_UNITS}._collect_vacated", f"{_UNITS}._without_withheld", lambda band, units: units),
         ),
     )
     yield Mutation(
@@ -319,6 +327,12 @@ def ledger_rules() -> Iterator[Mutation]:
             rows=("C4", "C11"),
             plant=_epoch_stands_still(name),
         )
+    yield Mutation(
+        id="epoch.moves",
+        rule="the ledger's epoch moves when what is held or sent moves or leaves the band",
+        rows=("C4", "C11"),
+        plant=all_of(_epoch_stands_still("vacate"), _epoch_stands_still("fence")),
+    )
 
 
 def _failed_is_over(patch: Patch) -> None:

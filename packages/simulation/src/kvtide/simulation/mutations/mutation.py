@@ -138,7 +138,10 @@ def during(outer: str, inner: str, replacement: Replacement) -> Plant:
             return call
 
         def make_inner(original: Replacement) -> Replacement:
-            return lambda *args, **named: (replacement if depth else original)(*args, **named)
+            def call(*args: Any, **named: Any) -> Any:
+                return (replacement if depth else original)(*args, **named)
+
+            return call
 
         patch.around(outer, make_outer)
         patch.around(inner, make_inner)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from kvtide.simulation.actions import Operation
 from kvtide.simulation.operations.capacity import AskFits, EnsureCapacity, FillArena, WhatIf
-from kvtide.simulation.operations.forwards import AbortForward, Flush, LaunchForward, ProcessForward
+from kvtide.simulation.operations.forwards import AbortForward, Flush, LaunchForward, Lull, ProcessForward
 from kvtide.simulation.operations.frees import DropCheckpoints, DropTail, Finish, Retire
 from kvtide.simulation.operations.host_copies import BackUp, Load, SubmitLoad
 from kvtide.simulation.operations.misuse import Misuse
+from kvtide.simulation.operations.refills import RefillByLoad, RefillByPeer
 from kvtide.simulation.operations.state_slots import Checkpoint, Fork, Restore
 from kvtide.simulation.operations.takes import Admit, Grow, Rebind
 from kvtide.simulation.operations.time import PassTime, Rest
@@ -30,6 +31,7 @@ OPERATIONS: tuple[Operation, ...] = (
     Restore(),
     FillArena(),
     Flush(),
+    Lull(),
     AskFits(),
     EnsureCapacity(),
     WhatIf(),
@@ -37,6 +39,8 @@ OPERATIONS: tuple[Operation, ...] = (
     BackUp(),
     Load(),
     SubmitLoad(),
+    RefillByLoad(),
+    RefillByPeer(),
     Send(),
     Receive(),
     BeginTransfer(),

@@ -14,10 +14,13 @@ T = TypeVar("T")
 
 _BITS = 16
 
+ALL = (1 << _BITS) - 1
+"""Every bit."""
+
 
 def draw_bits(rng: random.Random, count: int = _BITS) -> int:
     """A number whose bits choose among `count` things: one, about half, or all of them."""
-    return rng.choice((1 << rng.randrange(min(count, _BITS)), rng.getrandbits(_BITS), (1 << _BITS) - 1))
+    return rng.choice((1 << rng.randrange(min(count, _BITS)), rng.getrandbits(_BITS), ALL))
 
 
 def one_of(things: Sequence[T], number: int) -> T:

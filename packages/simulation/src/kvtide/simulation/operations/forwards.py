@@ -11,11 +11,12 @@ import numpy as np
 from kvtide.chain import Taken
 from kvtide.ledger import InvariantError
 from kvtide.simulation.actions import Numbers
+from kvtide.simulation.claims import held_places, moved_holds
 from kvtide.simulation.failures import CheckFailedError
 from kvtide.simulation.operations.choices import draw_bits, some_of
+from kvtide.simulation.operations.named_units import has_staying
 from kvtide.simulation.rank import Rank
 from kvtide.simulation.requests import BatchEntry
-from kvtide.simulation.use_steps import places_of
 from kvtide.simulation.world import World
 
 MANY_MOVES = 1_000
@@ -50,6 +51,10 @@ class LaunchForward:
             # A batch whose requests are all over has nothing to run; what it took is zeroed after all.
             world.abandon()
         waiting = [request for request in world.requests if request not in world.batch]
+        if world.scenario.micro_batches:
+            if any(world.forwards_over(entry.request) for entry in world.batch.entries):
+                return "another micro-batch has a request of it"
+            waiting = [request for request in waiting if not world.forwards_over(request)]
         entries = world.batch.entries + [
             BatchEntry(request, request.length, request.length)
             for request in some_of(waiting, numbers["readers"])
@@ -94,7 +99,7 @@ class Flush:
     """Holes are closed while there is nothing better to do, under whatever forwards run."""
 
     name = "flush"
-    weight = 20
+    weight = 40
 
     def generate(self, rng: random.Random, world: World) -> Numbers | None:
         """At most how many moves a band; where an end has a hole."""
@@ -110,22 +115,56 @@ class Flush:
         return "moved, under a forward" if world.flying else "moved, idle"
 
 
+class Lull:
+    """Everything in flight is processed, and requests end: their units are holes. The next forward only reads, and the loop flushes."""
+
+    name = "lull"
+    weight = 24
+
+    def generate(self, rng: random.Random, world: World) -> Numbers | None:
+        """Who ends, and who reads. Units that end while they are fixed or sent stay where they are, and flushes go around them."""
+        if len(world.requests) < 2:
+            return None
+        places = range(len(world.requests))
+        staying = [place for place in places if has_staying(world, world.requests[place])]
+        return {
+            "requests": 1 << rng.choice(staying or places),
+            "readers": draw_bits(rng, len(world.requests)),
+        }
+
+    def apply(self, world: World, numbers: Numbers) -> str:
+        """Give up the open batch, process, free, launch, flush."""
+        world.abandon()
+        while world.flying:
+            world.process()
+        world.close(some_of(world.requests, numbers["requests"]))
+        readers = some_of(world.requests, numbers["readers"])
+        if readers:
+            world.launch([BatchEntry(one, one.length, one.length) for one in readers])
+        moved = flush(world, MANY_MOVES)
+        return f"{'a forward reads' if readers else 'idle'}, {'flushed' if moved else 'nothing to move'}"
+
+
 def flush(world: World, most_moves: int) -> int:
-    """Flush every rank; units moved. A wait for a forward in flight ends the run, and a move of held units."""
-    held = [(use, places_of(world.ranks[0], use)) for use in world.uses.uses if use.is_held]
-    before = [rank.steps.retired_through for rank in world.ranks]
+    """Flush every rank; units moved. A wait ends the run, and a move of held units.
+
+    What a flush could wait for is a forward in flight, or a copy whose stream stands behind one.
+    """
+    held = held_places(world.uses, world.ranks[0])
+    before = [(rank.steps.retired_through, rank.device.schedule_stream.wait_count) for rank in world.ranks]
     moved = world.on_each("a flush", lambda rank: rank.chain.flush_opportunistic(most_moves))[0]
-    for rank, retired in zip(world.ranks, before, strict=True):
+    for rank, (retired, wait_count) in zip(world.ranks, before, strict=True):
         if rank.steps.retired_through != retired:
             raise CheckFailedError(
                 "needless_wait",
                 f"a flush waits for forward {rank.steps.retired_through} on rank {rank.place}",
             )
-    for use, places in held:
-        if any(
-            not np.array_equal(found, places[name]) for name, found in places_of(world.ranks[0], use).items()
-        ):
-            raise CheckFailedError("disturbed_use", f"a flush for gain moves units that {use.name} holds")
+        if rank.device.schedule_stream.wait_count != wait_count:
+            raise CheckFailedError(
+                "needless_wait", f"a flush makes the schedule stream of rank {rank.place} wait"
+            )
+    for use in moved_holds(held, world.ranks[0]):
+        raise CheckFailedError("disturbed_use", f"a flush for gain moves units that {use.name} holds")
     return moved
 
 
@@ -133,7 +172,7 @@ class AbortForward:
     """The open batch is given up: before its launch, after it, or with its metadata phase queued."""
 
     name = "abort"
-    weight = 6
+    weight = 10
 
     def generate(self, rng: random.Random, world: World) -> Numbers | None:
         """How far it has come."""

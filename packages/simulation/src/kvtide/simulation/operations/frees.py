@@ -37,7 +37,9 @@ class Finish:
         forwards = max(world.forwards_over(request) for request in over)
         is_prepared = any(request in world.batch for request in over)
         world.close(over)
-        under = ("idle", "under a forward", "under two forwards", "under three forwards")[min(forwards, 3)]
+        under = ("idle", "under a forward", "under two forwards", "under three forwards or more")[
+            min(forwards, 3)
+        ]
         return f"{under}, in the open batch" if is_prepared else under
 
 

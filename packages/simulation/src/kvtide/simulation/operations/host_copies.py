@@ -10,8 +10,8 @@ from kvtide.simulation import use_steps
 from kvtide.simulation.actions import Numbers
 from kvtide.simulation.allocators import Handed
 from kvtide.simulation.bands import NONE
-from kvtide.simulation.operations.choices import draw_bits, one_of, some_of, some_places
-from kvtide.simulation.operations.named_units import able, finished, named_parts
+from kvtide.simulation.operations.choices import draw_bits, one_of, some_places
+from kvtide.simulation.operations.named_units import draw_names, finished, named
 from kvtide.simulation.rank import Rank
 from kvtide.simulation.requests import Request
 from kvtide.simulation.uses import Kind, Stage, Use, parts_of
@@ -31,19 +31,11 @@ class BackUp:
         """Whose, in which bands, which."""
         if len(world.uses.of(Kind.BACKUP, Stage.OPEN)) >= MOST_COPIES:
             return None
-        requests = able(world, finished)
-        if not requests:
-            return None
-        return {
-            "requests": draw_bits(rng, len(requests)),
-            "bands": draw_bits(rng, len(world.bands)),
-            "bits": draw_bits(rng),
-        }
+        return draw_names(rng, world, finished)
 
     def apply(self, world: World, numbers: Numbers) -> str:
         """Queue it behind both streams, and tell the ledger."""
-        requests = some_of(able(world, finished), numbers["requests"])
-        parts = named_parts(world, requests, finished, numbers["bands"], numbers["bits"])
+        parts = named(world, finished, numbers)
         if not parts:
             return "nothing to copy"
         use_steps.back_up(world, world.uses.open(Kind.BACKUP, parts))
@@ -57,7 +49,7 @@ class Load:
     weight = 24
 
     def generate(self, rng: random.Random, world: World) -> Numbers | None:
-        """For whom, how much, and whether its copy is trusted to write all of it."""
+        """For whom, how much, or less if that does not fit, and whether its copy is trusted to write all of it."""
         if not world.attention or len(world.uses.of(Kind.LOAD, Stage.ANNOUNCED)) >= MOST_COPIES:
             return None
         can_rebind = bool(world.windows and world.requests)
@@ -68,7 +60,8 @@ class Load:
             "request": rng.randrange(16),
             "band": rng.randrange(4),
             "bits": draw_bits(rng, 8),
-            "pages": rng.randrange(8),
+            "pages": rng.choice((rng.randrange(3), rng.randrange(24))),
+            "yields": rng.choice((0, 1, 1)),
             "promise": rng.randrange(2),
         }
 
@@ -78,7 +71,7 @@ class Load:
             return self._into_window(world, numbers)
         if not world.attention or not world.free_rows:
             return "no row free"
-        handed = take_whole(world, 1 + numbers["pages"], is_promised=bool(numbers["promise"]))
+        handed = take_whole(world, numbers)
         if handed is None:
             return "refused"
         request = world.open_request(handed.state_slots)
@@ -123,10 +116,13 @@ class SubmitLoad:
         return "submitted, under a forward" if world.flying else "submitted, idle"
 
 
-def take_whole(world: World, pages: int, *, is_promised: bool) -> Handed | None:
+def take_whole(world: World, numbers: Numbers) -> Handed | None:
     """Pages in every band and a state slot, zeroed or, on a promise that somebody writes all of them, as they are."""
     slots = 0 if world.state is None else 1
-    bands = {band.name: BandTake(unwritten=NONE) for band in world.bands} if is_promised else None
+    pages = 1 + numbers["pages"]
+    while numbers["yields"] and pages > 1 and not world.ask(world.units_asked(pages, slots, None)):
+        pages //= 2
+    bands = {band.name: BandTake(unwritten=NONE) for band in world.bands} if numbers["promise"] else None
     return world.take(pages=pages, state_slots=slots, bands=bands)
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from kvtide.device import IntArray
+from kvtide.simulation.actions import Numbers
 from kvtide.simulation.bands import NONE, SimulatedBand
-from kvtide.simulation.operations.choices import some_of, some_places
+from kvtide.simulation.operations.choices import draw_bits, some_of, some_places
 from kvtide.simulation.requests import Request
-from kvtide.simulation.uses import Kind, Part, parts_of
+from kvtide.simulation.uses import Kind, Part, Stage, parts_of
 from kvtide.simulation.world import World
 
 Choice = Callable[[World, Request, SimulatedBand], IntArray]
@@ -43,6 +45,12 @@ def live(world: World, request: Request, band: SimulatedBand) -> IntArray:
     return defined(world, band, request.bound(band, world.shadow))
 
 
+def refillable(world: World, request: Request, band: SimulatedBand) -> IntArray:
+    """All that a request holds and that means something, but for what a peer has been promised."""
+    units = live(world, request, band)
+    return units[~world.uses.covers(Kind.SEND, band, units, Stage.ANNOUNCED)]
+
+
 def defined(world: World, band: SimulatedBand, units: IntArray) -> IntArray:
     """Those that are bound and that nobody has yet to write whole."""
     shadow = world.shadow
@@ -67,7 +75,45 @@ def able(world: World, choice: Choice) -> list[Request]:
 
 def able_to_leave(world: World) -> list[Request]:
     """Requests with something to send that no forward includes, neither in flight nor the next one."""
-    return [one for one in able(world, everything) if one not in world.batch and not world.forwards_over(one)]
+    return [one for one in able(world, everything) if is_idle(world, one)]
+
+
+def able_to_be_refilled(world: World) -> list[Request]:
+    """Requests with something that could be written anew; a peer's write is behind no forward, so none includes them."""
+    return [one for one in able(world, refillable) if one.length and is_idle(world, one)]
+
+
+def has_staying(world: World, request: Request) -> bool:
+    """Whether anything of it is fixed, or under a transfer."""
+    return any(
+        np.isin(part.units, request.bound(part.band, world.shadow)).any()
+        for use in world.uses.uses
+        if use.is_fixed or use.is_touched
+        for part in use.parts
+    )
+
+
+def is_idle(world: World, request: Request) -> bool:
+    """Whether no forward includes it, neither one in flight nor the next."""
+    return request not in world.batch and not world.forwards_over(request)
+
+
+def draw_names(rng: random.Random, world: World, choice: Choice) -> Numbers | None:
+    """Numbers that name some of what `choice` allows of some requests; `None` where that is nothing."""
+    requests = able(world, choice)
+    if not requests:
+        return None
+    return {
+        "requests": draw_bits(rng, len(requests)),
+        "bands": draw_bits(rng, len(world.bands)),
+        "bits": draw_bits(rng),
+    }
+
+
+def named(world: World, choice: Choice, numbers: Numbers) -> tuple[Part, ...]:
+    """What such numbers name."""
+    requests = some_of(able(world, choice), numbers["requests"])
+    return named_parts(world, requests, choice, numbers["bands"], numbers["bits"])
 
 
 def named_parts(

@@ -7,7 +7,7 @@ import random
 from kvtide.ledger import ReceiveHold
 from kvtide.simulation import use_steps
 from kvtide.simulation.actions import Numbers
-from kvtide.simulation.operations.choices import draw_bits, one_of, some_of
+from kvtide.simulation.operations.choices import ALL, draw_bits, one_of, some_of
 from kvtide.simulation.operations.forwards import MANY_MOVES, flush
 from kvtide.simulation.operations.host_copies import take_whole
 from kvtide.simulation.operations.named_units import (
@@ -18,20 +18,19 @@ from kvtide.simulation.operations.named_units import (
     settled,
 )
 from kvtide.simulation.rank import Rank
+from kvtide.simulation.requests import Request
 from kvtide.simulation.uses import Kind, Stage, Use, parts_of
 from kvtide.simulation.world import World
 
 MOST_TRANSFERS = 5
 """Of one kind at one stage."""
 
-_ALL = (1 << 16) - 1
-
 
 class Send:
     """A peer is to read units: finished pages of requests that run on, or all of one that has computed its last token here."""
 
     name = "send"
-    weight = 40
+    weight = 60
 
     def generate(self, rng: random.Random, world: World) -> Numbers | None:
         """Whose, in which bands, which; whether it is a request's last."""
@@ -43,8 +42,8 @@ class Send:
             return None
         return {
             "requests": draw_bits(rng, len(requests)),
-            "bands": rng.choice((_ALL, draw_bits(rng, len(world.bands)))),
-            "bits": rng.choice((_ALL, draw_bits(rng))),
+            "bands": rng.choice((ALL, draw_bits(rng, len(world.bands)))),
+            "bits": rng.choice((ALL, draw_bits(rng))),
             "last": last,
         }
 
@@ -68,43 +67,42 @@ class Receive:
     """Units are taken for what a peer will write, and held until it is told of them."""
 
     name = "receive"
-    weight = 24
+    weight = 40
 
     def generate(self, rng: random.Random, world: World) -> Numbers | None:
-        """How many pages, and whether the peer is trusted to write all of them."""
+        """How many pages, or fewer if so many do not fit, whether all of them will be written, whether an idle loop has flushed before."""
         if not world.attention or not world.free_rows:
             return None
         if len(world.uses.of(Kind.RECEIVE, Stage.ANNOUNCED)) >= MOST_TRANSFERS:
             return None
-        return {"pages": rng.randrange(8), "promise": rng.randrange(2)}
+        return {
+            "pages": rng.choice((rng.randrange(3), rng.randrange(24))),
+            "yields": rng.choice((0, 1, 1)),
+            "promise": rng.choice((0, 1, 1)),
+            "flush": rng.choice((0, 0, 1)),
+        }
 
     def apply(self, world: World, numbers: Numbers) -> str:
         """Take, hold, and record a gate if no forward may read the units any more."""
         if not world.attention or not world.free_rows:
             return "no row free"
-        handed = take_whole(world, 1 + numbers["pages"], is_promised=bool(numbers["promise"]))
+        if numbers["flush"]:
+            flush(world, MANY_MOVES)
+        handed = take_whole(world, numbers)
         if handed is None:
             return "refused"
         request = world.open_request(handed.state_slots)
         world.append_pages(request, handed.pages)
         parts = parts_of(world.shadow, world.bands, handed.units)
-        use = world.uses.open(Kind.RECEIVE, parts, stage=Stage.ANNOUNCED, taken=handed.taken)
-
-        def hold(rank: Rank) -> None:
-            use.owners.append(ReceiveHold(use.name))
-            rank.chain.uses.hold(use.owners[-1], use.units)
-
-        world.on_each("a hold", hold)
-        world.park(use, request)
-        gated = use_steps.announce(world, use)
-        return f"held, {handed.how}{'' if gated else ', a forward may still read there'}"
+        use = world.uses.open(Kind.RECEIVE, parts, taken=handed.taken)
+        return f"held, {handed.how}{hold(world, use, request)}"
 
 
 class BeginTransfer:
     """An announced transfer begins, once every rank's host has seen its gate and nothing has moved since."""
 
     name = "begin transfer"
-    weight = 80
+    weight = 100
 
     def generate(self, rng: random.Random, world: World) -> Numbers | None:
         """Which, and whether a loop that has nothing else to do flushes next: what is sent may move."""
@@ -140,7 +138,7 @@ class Fail:
     """A transfer fails on some rank: all of them leave what it touches alone from now on. A request whose receive failed is over."""
 
     name = "fail"
-    weight = 8
+    weight = 16
 
     def generate(self, rng: random.Random, world: World) -> Numbers | None:
         """Which, and whether its request ends before or after ranks agree that it failed."""
@@ -160,6 +158,19 @@ class Fail:
         if request is not None and not numbers["first"]:
             world.close([request])
         return f"{use.kind.value} quarantined{fate}{', its request over' if request is not None else ''}"
+
+
+def hold(world: World, use: Use, request: Request) -> str:
+    """Hold a receive's units until their ids may leave, and let its request wait; the tail of an outcome."""
+    use.stage = Stage.ANNOUNCED
+
+    def hold_on(rank: Rank) -> None:
+        use.owners.append(ReceiveHold(use.name))
+        rank.chain.uses.hold(use.owners[-1], use.units)
+
+    world.on_each("a hold", hold_on)
+    world.park(use, request)
+    return "" if use_steps.announce(world, use) else ", a forward may still read there"
 
 
 def _announced(world: World) -> list[Use]:

@@ -6,8 +6,8 @@ import random
 
 from kvtide.simulation import use_steps
 from kvtide.simulation.actions import Numbers
-from kvtide.simulation.operations.choices import draw_bits, one_of, some_of
-from kvtide.simulation.operations.named_units import able, live, named_parts
+from kvtide.simulation.operations.choices import one_of
+from kvtide.simulation.operations.named_units import draw_names, live, named
 from kvtide.simulation.rank import Rank
 from kvtide.simulation.uses import Kind, Stage, Use
 from kvtide.simulation.world import World
@@ -53,25 +53,17 @@ class Fix:
     """Somebody is promised that units stay where they are; they may be freed all the same."""
 
     name = "fix"
-    weight = 16
+    weight = 28
 
     def generate(self, rng: random.Random, world: World) -> Numbers | None:
         """Whose, in which bands, which."""
         if len(world.uses.of(Kind.FIX, Stage.OPEN)) >= MOST_FIXES:
             return None
-        requests = able(world, live)
-        if not requests:
-            return None
-        return {
-            "requests": draw_bits(rng, len(requests)),
-            "bands": draw_bits(rng, len(world.bands)),
-            "bits": draw_bits(rng),
-        }
+        return draw_names(rng, world, live)
 
     def apply(self, world: World, numbers: Numbers) -> str:
         """Fix them."""
-        requests = some_of(able(world, live), numbers["requests"])
-        parts = named_parts(world, requests, live, numbers["bands"], numbers["bits"])
+        parts = named(world, live, numbers)
         if not parts:
             return "nothing to fix"
         use = world.uses.open(Kind.FIX, parts)

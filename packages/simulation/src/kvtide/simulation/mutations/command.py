@@ -1,0 +1,144 @@
+"""`kvtide mutations`: weaken each rule in turn, and see how soon the simulation notices."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+import rich.box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from kvtide.simulation.command import parse_seeds, show_progress
+from kvtide.simulation.mutations.hunting import Hunt, chosen_mutations, hunt
+from kvtide.simulation.mutations.page import ACTIONS, SEEDS, page
+from kvtide.simulation.mutations.table import MUTATIONS
+from kvtide.simulation.sweep import quiet_logs
+
+
+@click.command(name="mutations", context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("names", nargs=-1, metavar="[ID|KIND]...")
+@click.option(
+    "--seeds",
+    default=f"{SEEDS.start}:{SEEDS.stop}",
+    show_default=True,
+    metavar="A:B",
+    callback=parse_seeds,
+    help="Seeds A to B − 1, at most.",
+)
+@click.option(
+    "--ops",
+    "action_count",
+    type=click.IntRange(1, 100_000),
+    default=ACTIONS,
+    show_default=True,
+    help="Actions a seed.",
+)
+@click.option(
+    "--jobs",
+    type=click.IntRange(1, 1_024),
+    default=os.cpu_count() or 1,
+    help="Processes.  [default: one a core]",
+)
+@click.option(
+    "--out",
+    "written",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write the page of the whole table.",
+)
+@click.option(
+    "--check",
+    "compared",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Fail unless this file is that page.",
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout instead of a table.")
+@click.pass_context
+def command(
+    context: click.Context,
+    *,
+    names: tuple[str, ...],
+    seeds: range,
+    action_count: int,
+    jobs: int,
+    written: Path | None,
+    compared: Path | None,
+    as_json: bool,
+) -> None:
+    """Weaken rules of the allocator one at a time, all of them or those named; exit status 1 when the simulation does not notice one."""
+    quiet_logs()
+    if (written or compared) and (names or seeds != SEEDS or action_count != ACTIONS):
+        raise click.UsageError(
+            "--out and --check are for the whole table, with the seeds and actions of the page"
+        )
+    try:
+        mutations = chosen_mutations(names)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    start = time.perf_counter()
+    hunts = []
+    with show_progress(Console(stderr=True), len(mutations), "mutations") as advance:
+        for each in hunt(mutations, seeds, action_count, jobs=jobs):
+            hunts.append(each)
+            advance()
+    wrong = [each.mutation for each in hunts if not each.is_as_it_should_be]
+    if as_json:
+        click.echo(json.dumps(_document(hunts, time.perf_counter() - start), ensure_ascii=False))
+    else:
+        _print(Console(), hunts, wrong, time.perf_counter() - start)
+    if written is not None:
+        try:
+            written.write_text(page(hunts), encoding="utf-8")
+        except OSError as error:
+            raise click.UsageError(f"--out {str(written)!r}: {error.strerror or error}") from error
+    if wrong or (compared is not None and not _is_current(compared, hunts)):
+        context.exit(1)
+
+
+def _is_current(path: Path, hunts: list[Hunt]) -> bool:
+    try:
+        is_current = path.read_text(encoding="utf-8") == page(hunts)
+    except OSError as error:
+        raise click.UsageError(f"--check {str(path)!r}: {error.strerror or error}") from error
+    if not is_current:
+        click.echo(f"{path} is not what `kvtide mutations --out {path}` writes now", err=True)
+    return is_current
+
+
+def _print(console: Console, hunts: list[Hunt], wrong: list[str], seconds: float) -> None:
+    table = Table(box=rich.box.SIMPLE_HEAD)
+    for title in ("mutation", "rule", "seeds", "found by"):
+        table.add_column(title, justify="right" if title == "seeds" else "left")
+    for each in hunts:
+        mutation = MUTATIONS[each.mutation]
+        check = each.failure.check if each.failure is not None else _survived(each)
+        table.add_row(mutation.id, escape(mutation.rule), str(each.seeds_run), check)
+    console.print(table)
+    said = f"not as they should be: {', '.join(wrong)}" if wrong else "every one as it should be"
+    console.print(f"{len(hunts)} mutations in {seconds:.0f} s: {said}", highlight=False, soft_wrap=True)
+
+
+def _survived(each: Hunt) -> str:
+    return "behind another rule" if MUTATIONS[each.mutation].unreachable else "[bold]survived[/bold]"
+
+
+def _document(hunts: list[Hunt], seconds: float) -> dict[str, Any]:
+    return {
+        "seconds": round(seconds, 3),
+        "mutations": [
+            {
+                "id": each.mutation,
+                "rule": MUTATIONS[each.mutation].rule,
+                "rows": list(MUTATIONS[each.mutation].rows),
+                "unreachable": MUTATIONS[each.mutation].unreachable or None,
+                "seeds": each.seeds_run,
+                "failure": None if each.failure is None else each.failure.document(),
+            }
+            for each in hunts
+        ],
+    }
