@@ -20,6 +20,7 @@ from kvtide.simulation.exhaustive import SHAPES, Exhausted, Shape, exhaust, repe
 from kvtide.simulation.failures import CHECKS, CheckFailedError, Failure
 from kvtide.simulation.operations import OPERATIONS
 from kvtide.simulation.rank import Rank
+from kvtide.simulation.real import DEVICE_KINDS, RealDevice, open_device, run_seed_on
 from kvtide.simulation.requests import Batch, BatchEntry, BatchTake, Request
 from kvtide.simulation.run import Run, run_actions, run_seed
 from kvtide.simulation.scenario import BandDraft, Scenario, draw_scenario
@@ -45,6 +46,7 @@ from kvtide.simulation.world import Handed, World
 
 __all__ = [
     "CHECKS",
+    "DEVICE_KINDS",
     "OPERATIONS",
     "OPERATION_GROUP",
     "SCENARIOS",
@@ -64,6 +66,7 @@ __all__ = [
     "Numbers",
     "Operation",
     "Rank",
+    "RealDevice",
     "Request",
     "Run",
     "Scenario",
@@ -83,12 +86,14 @@ __all__ = [
     "first_divergence",
     "installed_operations",
     "load_case",
+    "open_device",
     "read_trace",
     "record_seed",
     "repeat",
     "replay",
     "run_actions",
     "run_seed",
+    "run_seed_on",
     "save_case",
     "shrink",
     "sweep",

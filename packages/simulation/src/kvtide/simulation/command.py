@@ -12,6 +12,7 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from rich.table import Table
 from kvtide.simulation.actions import installed_operations
 from kvtide.simulation.cases import Case, installed_versions, load_case, save_case
 from kvtide.simulation.failures import CHECKS
-from kvtide.simulation.real import DEVICE_KINDS, run_seed_on
+from kvtide.simulation.real import DEVICE_KINDS, open_device, run_seed_on
 from kvtide.simulation.run import Run, run_actions
 from kvtide.simulation.shrinking import shrink
 from kvtide.simulation.sweep import SeedRun, Totals, quiet_logs, sweep
@@ -165,7 +166,7 @@ def _record(path: Path, seeds: range, action_count: int, page_tokens: int | None
 def _on_device(kind: str, seeds: range, action_count: int) -> Iterator[SeedRun]:
     for seed in seeds:
         try:
-            run = run_seed_on(kind, seed, action_count)
+            run = run_seed_on(partial(open_device, kind), seed, action_count)
         except (ImportError, RuntimeError, AssertionError) as error:
             raise click.UsageError(f"--device {kind}: {error}") from error
         yield SeedRun(seed, run, None)

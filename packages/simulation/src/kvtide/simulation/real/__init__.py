@@ -4,6 +4,7 @@ What orders accesses cannot be seen there, so works are delayed at random: where
 Contents, divergence of ranks, and the ledger are checked as ever. It needs `kvtide.arena`, and so torch, when it is asked for.
 """
 
-from kvtide.simulation.real.real_run import DEVICE_KINDS, run_seed_on
+from kvtide.simulation.real.real_device import DEVICE_KINDS, RealDevice, open_device
+from kvtide.simulation.real.real_run import DeviceOpener, run_seed_on
 
-__all__ = ["DEVICE_KINDS", "run_seed_on"]
+__all__ = ["DEVICE_KINDS", "DeviceOpener", "RealDevice", "open_device", "run_seed_on"]

@@ -29,35 +29,48 @@ NETWORK_STREAMS = 4
 
 _COMPARISONS = 1 << 14
 
+DEVICE_KINDS = ("cpu", "cuda")
+"""Kinds of real device; on a CPU everything happens at once, which shows contents and nothing of order."""
+
+
+def open_device(kind: str, arena_bytes: int, seed: int) -> RealDevice:
+    """A device of one of `DEVICE_KINDS`, of the first GPU.
+
+    Raises `ImportError` without `kvtide.arena`, and what torch raises without a GPU.
+    """
+    # Streams that shared a queue of the hardware would be ordered by it.
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+    # By name: the simulation is imported, and tested, where torch is not.
+    torch: Any = importlib.import_module("torch")
+    arena: Any = importlib.import_module("kvtide.arena")
+    region = arena.KVArena.allocate(arena_bytes, kind)
+    if kind == "cuda":
+        return RealDevice(
+            torch,
+            arena.CUDADevice(region),
+            lambda name: arena.CUDAStream(name, torch.cuda.Stream()),
+            seed,
+            is_gpu=True,
+        )
+    return RealDevice(torch, arena.CPUDevice(region), ImmediateStream, seed, is_gpu=False)
+
 
 class RealDevice:
     """See the module's docstring; a `kvtide.device.Device`, and the calls of `ModelledDevice` that the simulation makes."""
 
-    def __init__(self, kind: str, arena_bytes: int, seed: int) -> None:
-        """An arena filled with 0xFF on a `cpu`, or on the first GPU; delays are drawn from `seed`.
-
-        Raises `ImportError` without `kvtide.arena`, and what torch raises without a GPU.
-        """
-        # Streams that shared a queue of the hardware would be ordered by it.
-        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
-        # By name: the simulation is imported, and tested, where torch is not.
-        torch: Any = importlib.import_module("torch")
-        arena: Any = importlib.import_module("kvtide.arena")
-        self._torch = torch
-        self._is_gpu = kind == "cuda"
-        region = arena.KVArena.allocate(arena_bytes, kind)
-        region.bytes.fill_(0xFF)
-        self._device: Any = (arena.CUDADevice if self._is_gpu else arena.CPUDevice)(region)
-        self._make_stream: Callable[[str], Stream] = (
-            (lambda name: arena.CUDAStream(name, torch.cuda.Stream())) if self._is_gpu else ImmediateStream
-        )
+    def __init__(
+        self, torch: Any, device: Any, make_stream: Callable[[str], Stream], seed: int, *, is_gpu: bool
+    ) -> None:
+        """Over a `TensorDevice` with `make_stream` for more of its streams; delays are drawn from `seed`."""
+        device.arena.bytes.fill_(0xFF)
+        self._torch, self._device, self._make_stream, self._is_gpu = torch, device, make_stream, is_gpu
         self._random = random.Random(seed)  # noqa: S311 - repeatable on purpose
         self._operations: list[tuple[str, str | None]] = []
         self._network = [self.create_stream("network") for _ in range(NETWORK_STREAMS)]
         self._transfer_count = 0
         self._stream: Stream = self.schedule_stream
         self._work = "the host"
-        self._found = torch.zeros(_COMPARISONS, dtype=torch.int64, device=region.bytes.device)
+        self._found = torch.zeros(_COMPARISONS, dtype=torch.int64, device=device.arena.bytes.device)
         self._compared: list[str] = []
         self.queued: Counter[str] = Counter()
         """Calls that queued something, by stream."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
 import attrs
 import numpy as np
@@ -19,8 +19,8 @@ from kvtide.simulation.real.real_device import RealDevice
 from kvtide.simulation.run import Run, run_seed
 from kvtide.simulation.world import World
 
-DEVICE_KINDS = ("cpu", "cuda")
-"""Kinds of real device; on a CPU everything happens at once, which shows contents and nothing of order."""
+DeviceOpener: TypeAlias = Callable[[int, int], RealDevice]
+"""Makes a device with so many bytes and that seed."""
 
 
 class RealRank(Rank):
@@ -73,11 +73,11 @@ class RealRank(Rank):
 
 
 def run_seed_on(
-    kind: str, seed: int, action_count: int, operations: Mapping[str, Operation] | None = None
+    opener: DeviceOpener, seed: int, action_count: int, operations: Mapping[str, Operation] | None = None
 ) -> Run:
-    """Draw a seed's actions, and carry them out on real devices of one of `DEVICE_KINDS`.
+    """Draw a seed's actions, and carry them out on devices that `opener` makes, say `partial(open_device, "cuda")`.
 
-    Raises `ImportError` without `kvtide.arena`, and what torch raises without a GPU.
+    A run that fails as it is drawn, on modelled devices, is returned as it is. Raises what `opener` raises.
     """
     known = installed_operations() if operations is None else operations
     drawn = run_seed(seed, action_count, known)
@@ -85,7 +85,7 @@ def run_seed_on(
         return drawn
     world = World(drawn.scenario)
     world.ranks = [
-        RealRank(place, world, RealDevice(kind, world.layout.arena_bytes, rank_seed))
+        RealRank(place, world, opener(world.layout.arena_bytes, rank_seed))
         for place, rank_seed in enumerate(drawn.scenario.rank_seeds)
     ]
     coverage: Counter[tuple[str, str]] = Counter()
@@ -116,4 +116,8 @@ def _carry_out(
             rank.device.synchronize()
     except Exception as error:  # noqa: BLE001 - whatever is raised is what the run was made to find
         return done, failure_of(error, done - 1)
+    finally:
+        # Whatever failed, nothing may still run over memory that is given back.
+        for rank in world.ranks:
+            rank.device.run_all()
     return done, None
