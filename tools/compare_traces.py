@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-CHAIN_ADAPTER = "kvtide.simulation.traces:ChainAdapter"
+CHAIN_ADAPTER = "kvtide.simulation:ChainAdapter"
 
 
 def sources_of(checkout: Path) -> list[str]:
@@ -55,7 +55,7 @@ def compared(names: tuple[str, str], paths: tuple[Path, Path], around: int) -> i
     """Print where two traces first differ; the exit status."""
     # This checkout's own sources come first, whatever is installed.
     sys.path[:0] = sources_of(ROOT)
-    from kvtide.simulation.traces import first_divergence, read_trace, told  # noqa: PLC0415  (the path is set here)
+    from kvtide.simulation import first_divergence, read_trace, told  # noqa: PLC0415  (the path is set here)
 
     (first_header, first), (second_header, second) = (read_trace(path) for path in paths)
     if first_header.layout != second_header.layout:

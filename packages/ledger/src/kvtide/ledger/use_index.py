@@ -14,7 +14,7 @@ import numpy as np
 
 from kvtide.device import IntArray
 
-_FIRST_NODES = 1024
+_FIRST_NODES = 64
 _NO_USE = -1
 
 

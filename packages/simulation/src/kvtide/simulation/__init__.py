@@ -3,6 +3,8 @@
 `run_seed` draws a scenario and a sequence of actions and says what failed; `shrink` makes the sequence minimal; a `Case` is a
 failure as a file. `Operation` is what a package implements to bring operations of its own, in the entry-point group
 `kvtide.simulation.operations`; what they work on is the `World`. `kvtide stress` runs many seeds.
+
+`exhaust` tries every sequence on tiny arenas. `TraceRecorder` writes an allocator's life, `replay` repeats it on any implementation.
 """
 
 from kvtide.simulation.actions import (
@@ -15,47 +17,86 @@ from kvtide.simulation.actions import (
 from kvtide.simulation.allocators import Handed
 from kvtide.simulation.bands import SimulatedBand
 from kvtide.simulation.cases import Case, load_case, save_case
+from kvtide.simulation.exhaustive import SHAPES, Exhausted, Shape, exhaust, repeat
 from kvtide.simulation.failures import CHECKS, CheckFailedError, Failure
 from kvtide.simulation.operations import OPERATIONS
 from kvtide.simulation.rank import Rank
+from kvtide.simulation.real import DEVICE_KINDS, RealDevice, open_device, run_seed_on
 from kvtide.simulation.requests import Batch, BatchEntry, BatchTake, Request
 from kvtide.simulation.run import Run, run_actions, run_seed
 from kvtide.simulation.scenario import BandDraft, Scenario, draw_scenario
 from kvtide.simulation.shadow import Shadow
 from kvtide.simulation.shrinking import shrink
 from kvtide.simulation.sweep import SeedRun, Totals, sweep
+from kvtide.simulation.traces import (
+    SCENARIOS,
+    ChainAdapter,
+    Divergence,
+    TraceAdapter,
+    TraceError,
+    TraceHeader,
+    TraceLine,
+    TraceRecorder,
+    first_divergence,
+    read_trace,
+    record_seed,
+    replay,
+    told,
+)
 from kvtide.simulation.world import World
 
 __all__ = [
     "CHECKS",
+    "DEVICE_KINDS",
     "OPERATIONS",
     "OPERATION_GROUP",
+    "SCENARIOS",
+    "SHAPES",
     "Action",
     "BandDraft",
     "Batch",
     "BatchEntry",
     "BatchTake",
     "Case",
+    "ChainAdapter",
     "CheckFailedError",
+    "Divergence",
+    "Exhausted",
     "Failure",
     "Handed",
     "Numbers",
     "Operation",
     "Rank",
+    "RealDevice",
     "Request",
     "Run",
     "Scenario",
     "SeedRun",
     "Shadow",
+    "Shape",
     "SimulatedBand",
     "Totals",
+    "TraceAdapter",
+    "TraceError",
+    "TraceHeader",
+    "TraceLine",
+    "TraceRecorder",
     "World",
     "draw_scenario",
+    "exhaust",
+    "first_divergence",
     "installed_operations",
     "load_case",
+    "open_device",
+    "read_trace",
+    "record_seed",
+    "repeat",
+    "replay",
     "run_actions",
     "run_seed",
+    "run_seed_on",
     "save_case",
     "shrink",
     "sweep",
+    "told",
 ]

@@ -12,6 +12,7 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from rich.table import Table
 from kvtide.simulation.actions import installed_operations
 from kvtide.simulation.cases import Case, installed_versions, load_case, save_case
 from kvtide.simulation.failures import CHECKS
+from kvtide.simulation.real import DEVICE_KINDS, open_device, run_seed_on
 from kvtide.simulation.run import Run, run_actions
 from kvtide.simulation.shrinking import shrink
 from kvtide.simulation.sweep import SeedRun, Totals, quiet_logs, sweep
@@ -92,6 +94,14 @@ def parse_seeds(_ctx: click.Context, _param: click.Parameter, value: str) -> ran
     help="Run this case instead of seeds.",
 )
 @click.option(
+    "--device",
+    "kind",
+    type=click.Choice(["modelled", *DEVICE_KINDS]),
+    default="modelled",
+    show_default=True,
+    help="What runs the work: a real one shows contents, a GPU's streams late.",
+)
+@click.option(
     "--record",
     "trace",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -113,6 +123,7 @@ def command(
     minimize: bool,
     folder: Path,
     replayed: Path | None,
+    kind: str,
     trace: Path | None,
     page_tokens: int | None,
     as_json: bool,
@@ -131,7 +142,12 @@ def command(
     if replayed is not None:
         has_failed = _replay(replayed, minimize=minimize, folder=folder, as_json=as_json)
     else:
-        has_failed = _sweep(seeds, action_count, jobs=jobs, minimize=minimize, folder=folder, as_json=as_json)
+        results = (
+            sweep(seeds, action_count, jobs=jobs, minimize=minimize)
+            if kind == "modelled"
+            else _on_device(kind, seeds, action_count)
+        )
+        has_failed = _sweep(results, len(seeds), folder=folder, as_json=as_json)
     if has_failed:
         context.exit(1)
 
@@ -147,14 +163,21 @@ def _record(path: Path, seeds: range, action_count: int, page_tokens: int | None
     click.echo(f"{calls} calls of seed {seeds[0]} in {path}")
 
 
-def _sweep(
-    seeds: range, action_count: int, *, jobs: int, minimize: bool, folder: Path, as_json: bool
-) -> bool:
+def _on_device(kind: str, seeds: range, action_count: int) -> Iterator[SeedRun]:
+    for seed in seeds:
+        try:
+            run = run_seed_on(partial(open_device, kind), seed, action_count)
+        except (ImportError, RuntimeError, AssertionError) as error:
+            raise click.UsageError(f"--device {kind}: {error}") from error
+        yield SeedRun(seed, run, None)
+
+
+def _sweep(results: Iterator[SeedRun], seed_count: int, *, folder: Path, as_json: bool) -> bool:
     totals, files = Totals(), dict[int, Path]()
     stderr = Console(stderr=True)
     start = time.perf_counter()
-    with show_progress(stderr, len(seeds), "seeds") as advance:
-        for result in sweep(seeds, action_count, jobs=jobs, minimize=minimize):
+    with show_progress(stderr, seed_count, "seeds") as advance:
+        for result in results:
             totals.add(result)
             if result.run.failure is not None:
                 files[result.seed] = _save(result, folder)

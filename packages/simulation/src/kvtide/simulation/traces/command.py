@@ -10,7 +10,7 @@ import click
 from kvtide.simulation.sweep import quiet_logs
 from kvtide.simulation.traces.replay import adapter_named, first_divergence, replayed
 from kvtide.simulation.traces.telling import document, told
-from kvtide.simulation.traces.trace_format import Line, TraceError, TraceWriter, read_trace
+from kvtide.simulation.traces.trace_format import TraceError, TraceLine, TraceWriter, read_trace
 
 
 @click.command(name="replay", context_settings={"help_option_names": ["-h", "--help"]})
@@ -18,7 +18,7 @@ from kvtide.simulation.traces.trace_format import Line, TraceError, TraceWriter,
 @click.option(
     "--adapter",
     metavar="MODULE:FACTORY",
-    default="kvtide.simulation.traces:ChainAdapter",
+    default="kvtide.simulation:ChainAdapter",
     show_default=True,
     help="The implementation to replay on.",
 )
@@ -46,7 +46,7 @@ def command(
         header, recorded = read_trace(trace)
         factory = adapter_named(adapter)
         # To write, go on to the end; otherwise what follows a divergence says nothing.
-        found: list[Line] = []
+        found: list[TraceLine] = []
         for line in replayed(header, recorded, factory):
             found.append(line)
             if written is None and first_divergence(recorded[len(found) - 1 : len(found)], found[-1:]):

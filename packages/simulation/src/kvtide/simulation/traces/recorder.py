@@ -17,13 +17,13 @@ import numpy as np
 from kvtide.chain import ChainAllocator, Taken
 from kvtide.ledger import ForwardSteps
 from kvtide.simulation.traces.trace_calls import CALLS, ERRORS, Names, encoded_answer, encoded_error
-from kvtide.simulation.traces.trace_format import Header, Line, TraceError, TraceWriter
+from kvtide.simulation.traces.trace_format import TraceError, TraceHeader, TraceLine, TraceWriter
 
 
 class TraceRecorder:
     """Writes the life of one allocator, from its first call on."""
 
-    def __init__(self, out: TextIO, header: Header, chain: ChainAllocator) -> None:
+    def __init__(self, out: TextIO, header: TraceHeader, chain: ChainAllocator) -> None:
         """`chain` must be new: a trace begins with empty bands."""
         self._writer = TraceWriter(out, header)
         self._names = Names()
@@ -86,7 +86,7 @@ class TraceRecorder:
     def _write(self, name: str, arguments: dict[str, Any], answer: dict[str, Any]) -> None:
         if self._waited:
             answer = {**answer, "waited": self._waited}
-        self._writer.write(Line(name, arguments, answer, state_of(self._chain)))
+        self._writer.write(TraceLine(name, arguments, answer, state_of(self._chain)))
 
 
 class _Recorded:

@@ -15,7 +15,7 @@ from kvtide.device import Event, NumpyDevice
 from kvtide.ledger import ForwardSteps, NetworkTransfer
 from kvtide.simulation.traces.recorder import state_of
 from kvtide.simulation.traces.trace_calls import CALLS, ERRORS, Names, encoded_answer, encoded_error
-from kvtide.simulation.traces.trace_format import Header, Line, TraceError
+from kvtide.simulation.traces.trace_format import TraceError, TraceHeader, TraceLine
 
 
 class TraceAdapter(Protocol):
@@ -28,14 +28,14 @@ class TraceAdapter(Protocol):
         """The state as a trace would have it; what is left out is not compared."""
 
 
-AdapterFactory: TypeAlias = Callable[[Header], TraceAdapter]
+AdapterFactory: TypeAlias = Callable[[TraceHeader], TraceAdapter]
 """Makes a new implementation with empty bands."""
 
 
 class ChainAdapter:
     """The allocator that ships, over a device without bytes whose work is over at once: no decision follows the device."""
 
-    def __init__(self, header: Header) -> None:
+    def __init__(self, header: TraceHeader) -> None:
         """Empty bands over the header's layout."""
         layout = header.layout
         self._device = NumpyDevice(layout.arena_bytes, byte_work=False)
@@ -102,16 +102,18 @@ class Divergence(NamedTuple):
     """What the second has."""
 
 
-def replayed(header: Header, lines: Sequence[Line], adapter: AdapterFactory = ChainAdapter) -> Iterator[Line]:
+def replayed(
+    header: TraceHeader, lines: Sequence[TraceLine], adapter: AdapterFactory = ChainAdapter
+) -> Iterator[TraceLine]:
     """The same calls on an implementation, with its own answers and states."""
     implementation = adapter(header)
     for line in lines:
         answer = implementation.perform(line.call, line.args)
-        yield Line(line.call, line.args, answer, implementation.state())
+        yield TraceLine(line.call, line.args, answer, implementation.state())
 
 
 def replay(
-    header: Header, lines: Sequence[Line], adapter: AdapterFactory = ChainAdapter
+    header: TraceHeader, lines: Sequence[TraceLine], adapter: AdapterFactory = ChainAdapter
 ) -> Divergence | None:
     """Replay until an answer or a state differs from the recorded one; `None` when none does."""
     found = replayed(header, lines, adapter)
@@ -122,7 +124,7 @@ def replay(
     return None
 
 
-def first_divergence(first: Sequence[Line], second: Sequence[Line]) -> Divergence | None:
+def first_divergence(first: Sequence[TraceLine], second: Sequence[TraceLine]) -> Divergence | None:
     """Where two traces first differ in a call, its answer, or the state behind it."""
     for place, (one, other) in enumerate(zip(first, second, strict=False)):
         if (one.call, one.args) != (other.call, other.args):
@@ -147,7 +149,7 @@ def adapter_named(name: str) -> AdapterFactory:
     return factory
 
 
-def _difference(place: int, one: Line, other: Line) -> Divergence | None:
+def _difference(place: int, one: TraceLine, other: TraceLine) -> Divergence | None:
     if one.answer != other.answer:
         return Divergence(place, "answer", one.answer, other.answer)
     # An implementation may know less of itself than the allocator that ships.

@@ -13,7 +13,7 @@ from kvtide.simulation.cases import installed_versions
 from kvtide.simulation.run import run_seed
 from kvtide.simulation.scenario import Scenario
 from kvtide.simulation.traces.recorder import TraceRecorder
-from kvtide.simulation.traces.trace_format import Header
+from kvtide.simulation.traces.trace_format import TraceHeader
 from kvtide.simulation.world import World
 
 
@@ -38,7 +38,7 @@ def record_seed(
     about = f"seed {seed}, {action_count} actions" + (
         "" if page_tokens is None else f", pages of {page_tokens}"
     )
-    header = Header(
+    header = TraceHeader(
         layout=world.layout,
         waits_for_transfers=scenario.waits_for_transfers,
         about=about,

@@ -7,14 +7,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from kvtide.simulation.traces.replay import Divergence
-from kvtide.simulation.traces.trace_format import Line
+from kvtide.simulation.traces.trace_format import TraceLine
 
 _LINES_BEFORE = 2  # of a trace file: lines count from 1, and the header is the first
 
 
 def told(
     divergence: Divergence,
-    lines: Sequence[Line],
+    lines: Sequence[TraceLine],
     *,
     around: int,
     first: str = "recorded",
@@ -44,7 +44,7 @@ def document(divergence: Divergence) -> dict[str, Any]:
     }
 
 
-def _call(line: Line) -> str:
+def _call(line: TraceLine) -> str:
     shown = ", ".join(f"{name}={_json(value)}" for name, value in line.args.items())
     return f"{line.call}({shown})"
 

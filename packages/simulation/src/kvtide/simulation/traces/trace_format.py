@@ -28,7 +28,7 @@ class TraceError(ValueError):
 
 
 @attrs.frozen(kw_only=True)
-class Header:
+class TraceHeader:
     """What a trace's calls are about."""
 
     layout: ArenaLayout
@@ -73,7 +73,7 @@ class Header:
         }
 
     @classmethod
-    def from_document(cls, document: Mapping[str, Any]) -> Header:
+    def from_document(cls, document: Mapping[str, Any]) -> TraceHeader:
         """What `document` made; raises `TraceError` for another version."""
         if document.get("trace") != VERSION:
             raise TraceError(f"its version is {document.get('trace')!r}, this one reads {VERSION}")
@@ -97,7 +97,7 @@ class Header:
         )
 
 
-class Line(NamedTuple):
+class TraceLine(NamedTuple):
     """One call."""
 
     call: str
@@ -116,7 +116,7 @@ class Line(NamedTuple):
 class TraceWriter:
     """Writes a trace, line by line."""
 
-    def __init__(self, out: TextIO, header: Header) -> None:
+    def __init__(self, out: TextIO, header: TraceHeader) -> None:
         """Begin with the header."""
         self._out = out
         self._state: dict[str, Any] = {}
@@ -124,7 +124,7 @@ class TraceWriter:
         """Calls written."""
         self._write(header.document())
 
-    def write(self, line: Line) -> None:
+    def write(self, line: TraceLine) -> None:
         """One more call."""
         document: dict[str, Any] = {"call": line.call, "args": line.args, "answer": line.answer}
         if line.state != self._state:
@@ -136,25 +136,25 @@ class TraceWriter:
         self._out.write(json.dumps(document, ensure_ascii=False, separators=(",", ":")) + "\n")
 
 
-def read_trace(path: Path) -> tuple[Header, list[Line]]:
+def read_trace(path: Path) -> tuple[TraceHeader, list[TraceLine]]:
     """Read a whole trace; raises `TraceError` that says which line is none, `OSError` for no file."""
     with path.open(encoding="utf-8") as lines:
         return parse_trace(lines, str(path))
 
 
-def parse_trace(lines: Iterable[str], name: str) -> tuple[Header, list[Line]]:
+def parse_trace(lines: Iterable[str], name: str) -> tuple[TraceHeader, list[TraceLine]]:
     """As `read_trace`, of a file's lines."""
     number = 1
     found = []
     state: dict[str, Any] = {}
     try:
         numbered = iter(lines)
-        header = Header.from_document(json.loads(next(numbered, "")))
+        header = TraceHeader.from_document(json.loads(next(numbered, "")))
         for text in numbered:
             number += 1
             document = json.loads(text)
             state = document.get("state", state)
-            found.append(Line(document["call"], document["args"], document["answer"], state))
+            found.append(TraceLine(document["call"], document["args"], document["answer"], state))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise TraceError(f"{name}, line {number}: no trace: {type(error).__name__}: {error}") from error
     return header, found

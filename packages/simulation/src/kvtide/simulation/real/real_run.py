@@ -1,0 +1,123 @@
+"""A seed on real devices: drawn on the modelled one, then carried out again, on as many ranks, each with a device of its own."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import attrs
+import numpy as np
+
+from kvtide.chain import ChainAllocator
+from kvtide.ledger import ForwardSteps
+from kvtide.simulation import checks
+from kvtide.simulation.actions import Operation, installed_operations
+from kvtide.simulation.failures import Failure, failure_of
+from kvtide.simulation.rank import ROWS, Rank
+from kvtide.simulation.real.real_device import RealDevice
+from kvtide.simulation.run import Run, run_seed
+from kvtide.simulation.world import World
+
+DeviceOpener: TypeAlias = Callable[[int, int], RealDevice]
+"""Makes a device with so many bytes and that seed."""
+
+
+class RealRank(Rank):
+    """A rank whose device is one that ships."""
+
+    def __init__(self, place: int, world: World, device: RealDevice) -> None:
+        """An empty arena; `place` is the rank's number."""
+        scenario, layout, bands = world.scenario, world.layout, world.bands
+        self.place, self.bands = place, bands
+        self.device: Any = device
+        self.results: Any = device.create_stream("results")
+        self.column_count = layout.virtual_page_count
+        mirrors = device.create_mirrors(
+            {
+                **{f"ids:{band.name}": band.id_count for band in bands},
+                ROWS: scenario.row_count * self.column_count,
+            }
+        )
+        device.prewarm([band.grid for band in bands])
+        self.rows = mirrors[ROWS]
+        self.steps = ForwardSteps()
+        self.chain = ChainAllocator(
+            layout,
+            device,
+            mirrors,
+            self.steps,
+            wait_for_transfers=self._wait_for_transfers if scenario.waits_for_transfers else None,
+        )
+        self.backups: Any = device.create_stream("backups")
+        self.loads: Any = device.create_stream("loads")
+        self.transfers = {}
+        self.waited = []
+        self.waiter_calls = 0
+        self._ids = {band.name: np.arange(band.id_count) for band in bands}
+        self.flying = []
+        self.units: Any = {band.name: device.units(band.grid, band.unit_count) for band in bands}
+
+    def fingerprint(self) -> tuple[Any, ...]:
+        """See `Rank.fingerprint`."""
+        return (
+            tuple((self.chain.span(band.name), self.table(band).tobytes()) for band in self.bands),
+            self.steps.retired_through,
+            self.device.queued["schedule"],
+            self.device.queued["forward"],
+        )
+
+    def mirror(self, name: str) -> Any:
+        """See `Rank.mirror`."""
+        return self.device.mirror(name)
+
+
+def run_seed_on(
+    opener: DeviceOpener, seed: int, action_count: int, operations: Mapping[str, Operation] | None = None
+) -> Run:
+    """Draw a seed's actions, and carry them out on devices that `opener` makes, say `partial(open_device, "cuda")`.
+
+    A run that fails as it is drawn, on modelled devices, is returned as it is. Raises what `opener` raises.
+    """
+    known = installed_operations() if operations is None else operations
+    drawn = run_seed(seed, action_count, known)
+    if drawn.failure is not None:
+        return drawn
+    world = World(drawn.scenario)
+    world.ranks = [
+        RealRank(place, world, opener(world.layout.arena_bytes, rank_seed))
+        for place, rank_seed in enumerate(drawn.scenario.rank_seeds)
+    ]
+    coverage: Counter[tuple[str, str]] = Counter()
+    done, failure = _carry_out(world, drawn, known, coverage)
+    figures = world.figures()
+    facts = {
+        **world.facts,
+        "units moved": figures.moved,
+        "units zeroed": figures.zeroed,
+        "settles": figures.settles,
+    }
+    return attrs.evolve(drawn, actions=drawn.actions[:done], failure=failure, coverage=coverage, facts=facts)
+
+
+def _carry_out(
+    world: World, drawn: Run, known: Mapping[str, Operation], coverage: Counter[tuple[str, str]]
+) -> tuple[int, Failure | None]:
+    """How many actions were carried out, and what failed."""
+    done = 0
+    try:
+        for action in drawn.actions:
+            done += 1
+            outcome = known[action.operation].apply(world, action.numbers)
+            coverage[action.operation, outcome] += 1
+            checks.after_action(world)
+        checks.at_end(world)
+        for rank in world.ranks:
+            rank.device.synchronize()
+    except Exception as error:  # noqa: BLE001 - whatever is raised is what the run was made to find
+        return done, failure_of(error, done - 1)
+    finally:
+        # Whatever failed, nothing may still run over memory that is given back.
+        for rank in world.ranks:
+            rank.device.run_all()
+    return done, None
