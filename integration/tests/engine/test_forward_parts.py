@@ -11,15 +11,17 @@ import torch
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 from kvtide.arena import SCRATCH_BYTES
+from kvtide.engine.attention import Reach
 from kvtide.engine.batch import ForwardBatch
 from kvtide.engine.cache import HybridCache, column_positions, columns
 from kvtide.engine.declare import KNOWN_LAYERS, declare_layers
 from kvtide.engine.errors import EngineError
 from kvtide.engine.models import MODELS
-from kvtide.engine.paged_attention import attend_pages, page_runs
+from kvtide.engine.paged_attention import attend_pages
 from kvtide.engine.runner import Hook, ModelRunner
 from kvtide.engine.stores import ArenaStore, ForwardStore, PlainStore
 from kvtide.plan import (
+    ChunkLifetime,
     DType,
     FullLifetime,
     KVLayerDecl,
@@ -79,6 +81,9 @@ def test_declarations_are_what_the_cache_of_the_model_holds(runner_of: RunnerOf)
         "deepseek_v3": [(latent,)] * 4,
         "falcon_h1": [(full, mamba_state(4))] * 4,
         "granitemoehybrid": [(mamba_state(4),), (mamba_state(4),), (full,)] * 2,
+        "bamba": [(mamba_state(4),), (full,)] * 2,
+        "nemotron_h": [(mamba_state(4),), (), (full,), (mamba_state(4),)],
+        "llama4": [(KVPart(attention, ChunkLifetime(32)),)] * 3 + [(full,)],
     }
     for name, parts in expected.items():
         assert runner_of(name, Hook.CACHE).layers == tuple(map(KVLayerDecl, range(len(parts)), parts)), name
@@ -223,27 +228,27 @@ def test_both_stores_read_the_same(storage: KVStorage, numbers: np.random.Genera
             values = {name: drawn(tokens, *shape) for name, shape in planes.items()}
             window_tokens = 6 if layer == 0 else None
             positions = column_positions(batch, window_tokens)
-            runs = page_runs(batch, PAGE_TOKENS, window_tokens)
             for store in (arena, plain):
                 store.write_tokens(layer, values)
-            reads = [
-                (
-                    store.read_tokens(layer, positions),
-                    store.read_pages(layer, runs.first_pages, runs.page_count),
-                )
-                for store in (arena, plain)
-            ]
+            from_arena, from_plain = (store.read_tokens(layer, positions) for store in (arena, plain))
+            pages = [store.pages(layer) for store in (arena, plain)]
+            assert pages[0].page_table.shape == pages[1].page_table.shape
+            before = torch.tensor(batch.tokens_before)
+            # A page may hold tokens behind the window; retired ones differ, and no query sees either.
+            seen_from = Reach(window_tokens=window_tokens).first_seen(before)[:, None]
+            at = torch.arange(pages[0].page_table.shape[1] * PAGE_TOKENS)
+            is_seen = (at >= seen_from) & (at < (before + batch.query_tokens)[:, None])
             for name, shape in planes.items():
-                from_arena, from_plain = ((tokens[name], pages[name]) for tokens, pages in reads)
-                assert torch.equal(from_arena[0], from_plain[0])
-                assert from_arena[0].shape == (rows, positions.shape[1], *shape)
+                assert torch.equal(from_arena[name], from_plain[name])
+                assert from_arena[name].shape == (rows, positions.shape[1], *shape)
                 assert torch.equal(
-                    from_arena[0][:, -1].flatten(), values[name].view(rows, -1, *shape)[:, -1].flatten()
+                    from_arena[name][:, -1].flatten(), values[name].view(rows, -1, *shape)[:, -1].flatten()
                 )
-                # A page may hold tokens behind the window; retired ones differ, and no query sees either.
-                seen = ~runs.hidden.all(dim=1)
-                assert torch.equal(from_arena[1][seen], from_plain[1][seen])
-                assert from_arena[1].shape == (rows, runs.page_count * PAGE_TOKENS, *shape)
+                in_arena, in_plain = (
+                    each.planes[name][each.page_table].flatten(1, 2)[is_seen] for each in pages
+                )
+                assert torch.equal(in_arena, in_plain)
+                assert in_arena.shape == (int(is_seen.sum()), *shape)
         if batch.has_previous_state:
             assert torch.equal(arena.load_state(1)["conv"], plain.load_state(1)["conv"])
         state = {"conv": drawn(rows, 3, 2)}
@@ -349,20 +354,6 @@ class PlainStoreCopy(PlainStore):
 
 
 # --- page attention -----------------------------------------------------------------------------------------------
-
-
-def test_a_row_loads_the_pages_from_its_window_to_its_newest_token() -> None:
-    runs = page_runs(decode_batch((9, 2)), 4, 3)
-    assert runs.first_pages.tolist() == [1, 0]
-    assert runs.page_count == 2
-    # Row 0: tokens 4 to 11, a query at 9 that sees 7, 8 and 9. Row 1: tokens 0 to 7, a query at 2.
-    assert runs.hidden.long().tolist() == [[[1, 1, 1, 0, 0, 0, 1, 1]], [[0, 0, 0, 1, 1, 1, 1, 1]]]
-
-
-def test_a_chunk_sees_itself_causally_and_the_window_before_it() -> None:
-    runs = page_runs(chunk(5, 2), 4, 3)
-    assert runs.first_pages.tolist() == [0]
-    assert runs.hidden.long().tolist() == [[[1, 1, 1, 0, 0, 0, 1, 1], [1, 1, 1, 1, 0, 0, 0, 1]]]
 
 
 def test_page_attention_runs_only_the_families_that_it_computes(runner_of: RunnerOf) -> None:

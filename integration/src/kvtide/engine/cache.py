@@ -38,9 +38,10 @@ from kvtide.engine.declare import state_plane
 from kvtide.engine.errors import EngineError
 from kvtide.engine.stores import ForwardStore, Planes
 from kvtide.plan import (
-    FullLifetime,
+    ChunkLifetime,
     KVLayerDecl,
     KVPart,
+    Lifetime,
     MLAGeometry,
     StateGeometry,
     TensorDecl,
@@ -133,8 +134,7 @@ class _AttentionLayer:
         self._cache = cache
         self._layer = layer
         self._latent_dim = part.geometry.latent_dim if isinstance(part.geometry, MLAGeometry) else None
-        lifetime = part.lifetime
-        self._window_tokens = lifetime.window_tokens if isinstance(lifetime, WindowLifetime) else None
+        self._window_tokens = _window_tokens(part.lifetime)
         self.is_initialized = True
 
     def update(
@@ -243,16 +243,21 @@ def _layer(cache: HybridCache, decl: KVLayerDecl) -> CacheLayer:
 def _empty_layer(state: KVPart | None, attention: KVPart | None) -> CacheLayer:
     """A layer of the class that transformers expects for these parts."""
     states = 0 if state is None else _number_of_states(state.geometry.tensors())
-    match attention and attention.lifetime:
-        case WindowLifetime(window_tokens) if state is not None:
-            return _StateAndWindowLayer(window_tokens, states)
-        case WindowLifetime(window_tokens):
-            return _WindowLayer(window_tokens)
-        case FullLifetime() if state is not None:
-            return _StateAndFullLayer(states)
-        case FullLifetime():
-            return _FullLayer()  # type: ignore[no-untyped-call]  # DynamicLayer's __init__
-    return DummyLayer() if state is None else _StateLayer(states)  # type: ignore[no-untyped-call]  # its __init__
+    if attention is None:
+        return DummyLayer() if state is None else _StateLayer(states)  # type: ignore[no-untyped-call]  # its __init__
+    window_tokens = _window_tokens(attention.lifetime)
+    if window_tokens is not None:
+        return _WindowLayer(window_tokens) if state is None else _StateAndWindowLayer(window_tokens, states)
+    return _FullLayer() if state is None else _StateAndFullLayer(states)  # type: ignore[no-untyped-call]  # DynamicLayer's
+
+
+def _window_tokens(lifetime: Lifetime) -> int | None:
+    """Tokens that transformers' cache layer keeps; of an attention chunk all that may be in it, and the mask hides the rest."""
+    match lifetime:
+        case WindowLifetime(tokens) | ChunkLifetime(tokens):
+            return tokens
+        case _:
+            return None
 
 
 def _number_of_states(tensors: Iterable[TensorDecl]) -> int:

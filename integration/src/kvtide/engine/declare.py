@@ -21,10 +21,12 @@ from transformers.cache_utils import (
     LinearAttentionAndSlidingWindowAttentionLayer,
     LinearAttentionCacheLayerMixin,
     LinearAttentionLayer,
+    get_layer_types_and_kwargs,
 )
 
 from kvtide.engine.errors import EngineError
 from kvtide.plan import (
+    ChunkLifetime,
     DType,
     FullLifetime,
     KVLayerDecl,
@@ -60,8 +62,10 @@ def declare_layers(model: PreTrainedModel) -> tuple[KVLayerDecl, ...]:
     token_ids = torch.ones((1, PROBE_TOKENS), dtype=torch.long, device=model.device)
     with torch.no_grad():
         model(input_ids=token_ids, cache=cache, use_cache=True)
+    kinds, _ = get_layer_types_and_kwargs(config)
     return tuple(
-        KVLayerDecl(index, tuple(_parts(index, layer, config))) for index, layer in enumerate(cache.layers)
+        KVLayerDecl(index, tuple(_parts(index, layer, kind, config)))
+        for index, (layer, kind) in enumerate(zip(cache.layers, kinds, strict=True))
     )
 
 
@@ -70,7 +74,7 @@ def state_plane(kind: str, index: int) -> str:
     return kind if index == 0 else f"{kind}_{index}"
 
 
-def _parts(index: int, layer: object, config: PreTrainedConfig) -> Iterator[KVPart]:
+def _parts(index: int, layer: object, kind: str, config: PreTrainedConfig) -> Iterator[KVPart]:
     if isinstance(layer, DummyLayer):
         return
     if type(layer) not in KNOWN_LAYERS:
@@ -79,16 +83,21 @@ def _parts(index: int, layer: object, config: PreTrainedConfig) -> Iterator[KVPa
             f"layer {index} keeps a {type(layer).__name__}, whose tensors kvtide cannot declare; known are {known}"
         )
     if isinstance(layer, CacheLayerMixin) and layer.keys is not None and layer.values is not None:
-        yield KVPart(_attention_geometry(layer.keys, layer.values, config), _attention_lifetime(layer))
+        yield KVPart(_attention_geometry(layer.keys, layer.values, config), _attention_lifetime(layer, kind))
     if isinstance(layer, LinearAttentionCacheLayerMixin):
         tensors = tuple(_state_tensors(layer))
         if tensors:
             yield KVPart(StateGeometry(tensors), StateLifetime())
 
 
-def _attention_lifetime(layer: CacheLayerMixin) -> FullLifetime | WindowLifetime:
-    """A window's layer keeps one token fewer than a query sees: the query brings its own."""
+def _attention_lifetime(layer: CacheLayerMixin, kind: str) -> FullLifetime | WindowLifetime | ChunkLifetime:
+    """A window's layer keeps one token fewer than a query sees: the query brings its own.
+
+    So does an attention chunk's, in transformers, with a mask on top; only the layer's `kind` tells them apart.
+    """
     if isinstance(layer, DynamicSlidingWindowLayer):
+        if kind == "chunked_attention":
+            return ChunkLifetime(layer.sliding_window)
         return WindowLifetime(layer.sliding_window)
     return FullLifetime()
 

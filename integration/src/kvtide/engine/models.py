@@ -9,6 +9,11 @@
 | deepseek_v3 | 4 MLA; experts | random |
 | falcon_h1 | 4 with Mamba-2 and full attention in each | random |
 | granitemoehybrid | 4 Mamba-2 and 2 full; experts | random |
+| lfm2 | 3 short convolutions and 1 full | random |
+| bamba | 2 Mamba-2 and 2 full | random |
+| nemotron_h | 2 Mamba-2, 1 full, 1 with neither | random |
+| qwen3_next | 2 gated delta net and 2 full; experts | random |
+| llama4 | 3 chunked-local (32) and 1 full; experts | random |
 
 Random weights are drawn wider than a fresh model's, whose greedy output repeats one token: equal tokens would then prove
 little. The trained ones come from `tools/train_tiny.py` and lie beside this module in bf16; they run in fp32 like the rest.
@@ -148,6 +153,60 @@ _RANDOM: Mapping[str, Mapping[str, object]] = {
         **_MAMBA,
         **_EXPERTS,
     },
+    "lfm2": {
+        "model_type": "lfm2",
+        "num_hidden_layers": 4,
+        "num_key_value_heads": 2,
+        "layer_types": ["conv", "conv", "full_attention", "conv"],
+        "conv_L_cache": 6,  # a state that is worth as much beside its pages as a real model's
+    },
+    "bamba": {
+        "model_type": "bamba",
+        "num_hidden_layers": 4,
+        "num_key_value_heads": 2,
+        "attn_layer_indices": [1, 3],
+        "mamba_expand": 2,
+        **_MAMBA,
+    },
+    "nemotron_h": {
+        "model_type": "nemotron_h",
+        "num_hidden_layers": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "hybrid_override_pattern": "M-*M",
+        "mamba_num_heads": 8,
+        "mamba_head_dim": 16,
+        "n_groups": 1,
+        "ssm_state_size": 8,
+        "conv_kernel": 4,
+        "chunk_size": 16,
+    },
+    "qwen3_next": {
+        "model_type": "qwen3_next",
+        "num_hidden_layers": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "full_attention_interval": 2,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+        "linear_conv_kernel_dim": 4,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 32,
+    },
+    "llama4": {
+        "model_type": "llama4_text",
+        "num_hidden_layers": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "attention_chunk_size": 32,
+        "intermediate_size_mlp": 64,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 1,
+    },
 }
 
 
@@ -186,6 +245,11 @@ MODELS: Mapping[str, DemoModel] = {
         _random("deepseek_v3", "DeepSeek-V3: latent attention (MLA)"),
         _random("falcon_h1", "Falcon-H1: Mamba-2 and attention in each layer"),
         _random("granitemoehybrid", "Granite 4 hybrid: Mamba-2 layers and attention layers"),
+        _random("lfm2", "LFM2: short convolutions and attention layers"),
+        _random("bamba", "Bamba: Mamba-2 layers and attention layers"),
+        _random("nemotron_h", "Nemotron-H: Mamba-2, attention and plain layers"),
+        _random("qwen3_next", "Qwen3-Next: gated delta net and attention layers"),
+        _random("llama4", "Llama 4: chunked-local and full attention"),
     )
 }
 """By name, in the order in which they are shown."""

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import torch
 from transformers import PreTrainedModel
 
+from kvtide.engine.attention import Reach, reach_of
 from kvtide.engine.batch import ForwardBatch, ForwardInputs, inputs_of_host
 from kvtide.engine.cache import HybridCache
 from kvtide.engine.declare import declare_layers
@@ -21,7 +22,7 @@ from kvtide.engine.paged_attention import (
     register_page_attention,
 )
 from kvtide.engine.stores import ForwardStore
-from kvtide.plan import KVLayerDecl, WindowLifetime
+from kvtide.plan import KVLayerDecl, StateLifetime
 
 
 class Hook(enum.Enum):
@@ -72,7 +73,7 @@ class ModelRunner:
         self.layers: tuple[KVLayerDecl, ...] = declare_layers(model)
         """What the model stores."""
         self._cache = HybridCache(self.layers, reads_pages=hook is Hook.PAGES)
-        self._windows = tuple(_window_tokens(decl) for decl in self.layers)
+        self._reaches = tuple(_reach(decl) for decl in self.layers)
         if hook is Hook.PAGES:
             register_page_attention()
 
@@ -96,7 +97,7 @@ class ModelRunner:
         name = PAGE_ATTENTION if self.hook is Hook.PAGES else "eager"
         with attention_implementation(self.model, name), self._cache.step(batch, store) as step:
             if self.hook is Hook.PAGES:
-                arguments[STEP_ARGUMENT] = PageStep(step, self._windows)
+                arguments[STEP_ARGUMENT] = PageStep(step, self._reaches, inputs.positions[:, 0])
             logits: torch.Tensor = self.model(cache=self._cache, **arguments).logits
         # A copy, so that no more than the last token is kept where a model computes all.
         return logits[:, -1].clone()
@@ -109,8 +110,6 @@ def _padding_mask(batch: ForwardBatch) -> torch.Tensor:
     return (torch.arange(longest) >= longest - lengths[:, None]).long()
 
 
-def _window_tokens(decl: KVLayerDecl) -> int | None:
-    return next(
-        (part.lifetime.window_tokens for part in decl.parts if isinstance(part.lifetime, WindowLifetime)),
-        None,
-    )
+def _reach(decl: KVLayerDecl) -> Reach:
+    lifetimes = [part.lifetime for part in decl.parts if not isinstance(part.lifetime, StateLifetime)]
+    return reach_of(lifetimes[0]) if lifetimes else Reach()

@@ -32,12 +32,23 @@ Planes = Mapping[str, torch.Tensor]
 """Tensors by the names that the geometry declares: `key`, `value`, `latent`, `conv`, `recurrent`."""
 
 
+@attrs.frozen(eq=False)
+class LayerPages:
+    """The pages of one layer, where they lie."""
+
+    planes: Planes
+    """`[page_count, page_tokens, …]` each; page 0 is the sink."""
+
+    page_table: torch.Tensor
+    """Pages of each row from its first token, `[rows, columns]` int64; the same tensor for all layers of a band."""
+
+
 class ForwardStore(Protocol):
     """What one forward reads and writes: the tokens and states of its rows, in its row order."""
 
     @property
     def page_tokens(self) -> int:
-        """Tokens that `read_pages` loads at once."""
+        """Tokens of a page of `pages`."""
 
     def write_tokens(self, layer: int, values: Planes) -> None:
         """Write the new tokens of all rows, row after row: each plane `[rows × query_tokens, …]`."""
@@ -48,8 +59,8 @@ class ForwardStore(Protocol):
         Within one forward the layers of one lifetime read the same positions.
         """
 
-    def read_pages(self, layer: int, first_pages: torch.Tensor, page_count: int) -> dict[str, torch.Tensor]:
-        """Whole pages from `first_pages [rows]` on, `[rows, page_count × page_tokens, …]`, written or not."""
+    def pages(self, layer: int) -> LayerPages:
+        """The pages of the rows' tokens, for a backend that reads them itself."""
 
     def load_state(self, layer: int) -> dict[str, torch.Tensor]:
         """A copy of each row's recurrent state, `[rows, …]` a tensor."""
@@ -80,10 +91,10 @@ class HandingBackStore:
         self._hand_back()
         return self._store.read_tokens(layer, positions)
 
-    def read_pages(self, layer: int, first_pages: torch.Tensor, page_count: int) -> dict[str, torch.Tensor]:
-        """See `ForwardStore.read_pages`."""
+    def pages(self, layer: int) -> LayerPages:
+        """See `ForwardStore.pages`."""
         self._hand_back()
-        return self._store.read_pages(layer, first_pages, page_count)
+        return self._store.pages(layer)
 
     def load_state(self, layer: int) -> dict[str, torch.Tensor]:
         """See `ForwardStore.load_state`."""
@@ -139,10 +150,9 @@ class _ArenaForward:
             self._read_slots[view.band] = (positions, slots)
         return {name: gather_tokens(plane, slots) for name, plane in view.planes.items()}
 
-    def read_pages(self, layer: int, first_pages: torch.Tensor, page_count: int) -> dict[str, torch.Tensor]:
+    def pages(self, layer: int) -> LayerPages:
         view = self._attention(layer)
-        pages = self._pages(view.band, first_pages[:, None] + torch.arange(page_count))
-        return {name: plane[pages].flatten(1, 2) for name, plane in view.planes.items()}
+        return LayerPages(view.planes, self.ids.page_tables[view.band])
 
     def load_state(self, layer: int) -> dict[str, torch.Tensor]:
         return {name: self._state_slots.gather(plane) for name, plane in self._state(layer).planes.items()}
@@ -152,17 +162,11 @@ class _ArenaForward:
             self._state_slots.scatter(plane, values[name])
 
     def _slots(self, band: str, positions: torch.Tensor) -> torch.Tensor:
-        pages = self._pages(band, positions.clamp(min=0) // self.page_tokens)
-        # Slot 0 is the sink's first token.
+        """Slots of each row's tokens at `positions [rows, columns]`; slot 0, the sink's first, for those at −1."""
+        pages = self.ids.page_tables[band].gather(1, positions.clamp(min=0) // self.page_tokens)
         return torch.where(
             positions < 0, 0, token_slots(pages, positions % self.page_tokens, self.page_tokens)
         )
-
-    def _pages(self, band: str, indices: torch.Tensor) -> torch.Tensor:
-        """Physical pages of each row at `indices [rows, …]`; past the table's end, as for any unbound page, the sink."""
-        table = self.ids.page_tables[band]
-        inside = indices < table.shape[1]
-        return torch.where(inside, table.gather(1, torch.where(inside, indices, 0)), 0)
 
     @property
     def _state_slots(self) -> ForwardStateSlots:
@@ -188,7 +192,7 @@ class PlainStore:
     """Every request's tokens and states as tensors of their own, all of them kept until released: the oracle."""
 
     def __init__(self, page_tokens: int) -> None:
-        """Hold nothing yet. `page_tokens` is only the length of the runs that `read_pages` returns."""
+        """Hold nothing yet. `page_tokens` only says in what pages `pages` lays tokens out."""
         self._page_tokens = page_tokens
         self._requests: dict[str, _PlainRequest] = {}
 
@@ -218,6 +222,8 @@ class _PlainRequest:
 class _PlainForward:
     page_tokens: int
     requests: list[_PlainRequest]
+    _page_tables: dict[int, torch.Tensor] = attrs.field(factory=dict, init=False)
+    """By columns; the layers of one forward have one."""
 
     def write_tokens(self, layer: int, values: Planes) -> None:
         for name, value in values.items():
@@ -232,9 +238,22 @@ class _PlainForward:
             for name in _planes_of(layer, self.requests[0].tokens)
         }
 
-    def read_pages(self, layer: int, first_pages: torch.Tensor, page_count: int) -> dict[str, torch.Tensor]:
-        first_positions = first_pages[:, None] * self.page_tokens
-        return self.read_tokens(layer, first_positions + torch.arange(page_count * self.page_tokens))
+    def pages(self, layer: int) -> LayerPages:
+        """Copies of the tokens in pages of their own, row after row; zeros where none is written, and in the sink."""
+        names = _planes_of(layer, self.requests[0].tokens)
+        lengths = [len(request.tokens[layer, names[0]]) for request in self.requests]
+        rows, columns = len(self.requests), -(-max(lengths) // self.page_tokens)
+        planes = {}
+        for name in names:
+            entry = self.requests[0].tokens[layer, name]
+            plane = entry.new_zeros((1 + rows * columns, self.page_tokens, *entry.shape[1:]))
+            row_tokens = plane[1:].view(rows, columns * self.page_tokens, *entry.shape[1:])
+            for row, request in enumerate(self.requests):
+                row_tokens[row, : lengths[row]] = request.tokens[layer, name]
+            planes[name] = plane
+        if columns not in self._page_tables:
+            self._page_tables[columns] = torch.arange(1, 1 + rows * columns).view(rows, columns)
+        return LayerPages(planes, self._page_tables[columns])
 
     def load_state(self, layer: int) -> dict[str, torch.Tensor]:
         return {

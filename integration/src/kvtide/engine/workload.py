@@ -11,6 +11,7 @@ import attrs
 import numpy as np
 
 from kvtide.arena import SCRATCH_BYTES
+from kvtide.engine.attention import CHUNK_READS
 from kvtide.engine.loop import Request
 from kvtide.engine.prompts import PROMPTS
 from kvtide.plan import KVStoragePlan, lay_out, pack
@@ -28,7 +29,8 @@ CONTEXT_TOKENS = max(len(prompt.text) + prompt.output_tokens for prompt in PROMP
 LATEST_GAP = 2
 """Steps between one arrival and the next, at most."""
 
-PLAIN, OVERLAP = ServingPolicy(), ServingPolicy(overlap=True)
+PLAIN = ServingPolicy(chunk_reads=CHUNK_READS)
+OVERLAP = ServingPolicy(chunk_reads=CHUNK_READS, overlap=True)
 """How the two loops serve."""
 
 SIDE_BY_SIDE = 3
