@@ -132,6 +132,18 @@ def graph(rehearse: bool) -> list[Check]:
     return [Check("decode as one CUDA graph", partial(decode_under_moves, Place(not rehearse), 100, 1))]
 
 
+def attention(rehearse: bool) -> list[Check]:
+    """Attention over pages beside its torch reference, and how fast it reads."""
+    from gpu_attention import CASES, compare, rates  # noqa: PLC0415
+    from gpu_place import Place  # noqa: PLC0415
+
+    place = Place(not rehearse)
+    return [
+        *[Check(f"attention over pages: {name}", partial(compare, place, name)) for name in CASES],
+        Check("attention over pages: rates", partial(rates, place), needs_gpu=True),
+    ]
+
+
 def small_walk(rehearse: bool) -> list[Check]:
     """What the sanitizer watches: a dozen forwards, and moves, without delays."""
     from gpu_place import Place  # noqa: PLC0415
@@ -173,6 +185,7 @@ GROUPS = {
     "simulation": (simulation, 90),
     "graph": (graph, 60),
     "bandwidth": (bandwidth, 120),
+    "attention": (attention, 90),
     "small walk": (small_walk, 120),
 }
 """By name: the checks, and the seconds that they may take, together with a process's start.

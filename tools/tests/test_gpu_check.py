@@ -41,6 +41,7 @@ def test_the_gpu_check_can_be_rehearsed_without_an_environment_or_a_gpu() -> Non
         "storage walk, seed 0",
         "simulation, seed 1",
         "decode as one CUDA graph",
+        "attention over pages: window with sinks",
     ]
     assert {verdicts[name] for name in rehearsed} == {"ok"}
     skipped = [

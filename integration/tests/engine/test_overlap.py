@@ -17,6 +17,7 @@ from kvtide.engine.hand_off import HandBack, HandOff
 from kvtide.engine.loop import Request, ServeResult, StepReport, serve
 from kvtide.engine.modelled_device import ModelledTensorDevice
 from kvtide.engine.overlap import serve_overlapped
+from kvtide.engine.runner import Hook
 from kvtide.engine.stores import ForwardStore
 from kvtide.engine.workload import OVERLAP, PLAIN
 from kvtide.plan import (
@@ -43,6 +44,8 @@ class Summing:
 
     A wrong byte in any band, a wrong position or a wrong input changes it.
     """
+
+    hook = Hook.CACHE
 
     def __init__(self) -> None:
         self.inputs: list[ForwardInputs] = []

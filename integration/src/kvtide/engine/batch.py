@@ -71,6 +71,17 @@ class ForwardBatch:
         return self.longest_before > 0
 
 
+@attrs.frozen(kw_only=True)
+class Padding:
+    """The shape of a forward that has the same whatever its rows; places behind them are padding."""
+
+    row_count: int
+    """Places."""
+
+    page_columns: int
+    """Columns of its page tables."""
+
+
 @attrs.frozen(eq=False)
 class ForwardInputs:
     """What a model is given of a batch."""
@@ -82,9 +93,15 @@ class ForwardInputs:
     """Position of each in its request, `[rows, query_tokens]`."""
 
 
-def inputs_of_host(batch: ForwardBatch) -> ForwardInputs:
-    """As the host knows them; no token may be a future one."""
-    return _inputs(batch, torch.tensor(batch.token_ids), torch.tensor(batch.tokens_before))
+def inputs_of_host(batch: ForwardBatch, padding: Padding | None = None) -> ForwardInputs:
+    """As the host knows them; no token may be a future one. Token 0 at position 0 in places that are `padding`."""
+    inputs = _inputs(batch, torch.tensor(batch.token_ids), torch.tensor(batch.tokens_before))
+    if padding is None:
+        return inputs
+    rows = (0, 0, 0, padding.row_count - len(batch.rows))
+    return ForwardInputs(
+        *(torch.nn.functional.pad(each, rows) for each in (inputs.token_ids, inputs.positions))
+    )
 
 
 def inputs_of_device(batch: ForwardBatch, last_tokens: torch.Tensor, lengths: torch.Tensor) -> ForwardInputs:

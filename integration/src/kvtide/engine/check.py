@@ -12,7 +12,7 @@ import attrs
 import torch
 from transformers import PreTrainedModel
 
-from kvtide.engine.batch import ForwardBatch
+from kvtide.engine.batch import ForwardBatch, inputs_of_host
 from kvtide.engine.loop import RanForward, Request
 from kvtide.engine.runner import ModelRunner, attention_implementation
 from kvtide.engine.stores import PlainStore
@@ -92,7 +92,8 @@ def replay_on_plain_tensors(
         request_id: index for index, ran in enumerate(forwards) for request_id in ran.batch.request_ids
     }
     for index, ran in enumerate(forwards):
-        logits = runner.run(ran.batch, store.forward(ran.batch))
+        inputs = inputs_of_host(ran.batch, ran.padding)
+        logits = runner.run(ran.batch, store.forward(ran.batch, ran.padding), inputs)
         difference = _first_difference(index, ran.batch, ran.logits, logits)
         if difference is not None:
             return difference

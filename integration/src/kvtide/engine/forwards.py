@@ -19,7 +19,8 @@ import torch
 
 from kvtide.arena import TensorDevice
 from kvtide.device import ByteSpan, IntArray, UnitGrid
-from kvtide.engine.batch import ForwardBatch, inputs_of_device
+from kvtide.engine.batch import ForwardBatch, ForwardInputs, Padding, inputs_of_device
+from kvtide.engine.decode_buffers import DecodeBuffers
 from kvtide.engine.hand_off import HandBack, HandOff
 from kvtide.engine.modelled_device import ModelledTensorDevice
 from kvtide.engine.runner import ModelRunner
@@ -59,8 +60,9 @@ class LaunchedForward:
         unresolved: UnresolvedIds,
         *,
         chooses: bool,
+        buffers: DecodeBuffers | None = None,
     ) -> None:
-        """`chooses`: whether its tokens count, which those of a prompt's inner chunk do not."""
+        """`chooses`: whether its tokens count, which those of a prompt's inner chunk do not. With `buffers`, it runs padded."""
         self.batch = batch
         """Its rows."""
         self._runner = runner
@@ -68,13 +70,24 @@ class LaunchedForward:
         self._store = store
         self._unresolved = unresolved
         self._chooses = chooses
+        self._buffers = buffers
         self._ids: ForwardIds | None = None
+        self._inputs: ForwardInputs | None = None
         self._result: ForwardResult | None = None
         self._error: BaseException | None = None
 
+    @property
+    def padding(self) -> Padding | None:
+        """Its shape, if it runs padded."""
+        return None if self._buffers is None else self._buffers.padding
+
     def resolve(self) -> None:
-        """The metadata phase."""
-        self._ids = self._unresolved.resolve()
+        """The metadata phase: ids, and what the forward before has left for its rows."""
+        self._ids = ids = self._unresolved.resolve()
+        state = self._row_state
+        self._inputs = inputs_of_device(self.batch, state.last_tokens[ids.rows], state.lengths[ids.rows])
+        if self._buffers is not None:
+            self._buffers.fill(ids, self._inputs)
 
     def run(self, hand_back: HandBack | None = None) -> None:
         """The model, the choice of tokens, the row state; an error waits for `result`, as a device's does."""
@@ -91,12 +104,13 @@ class LaunchedForward:
         return self._result
 
     def _run(self, hand_back: HandBack | None) -> ForwardResult:
-        ids, state = self._ids, self._row_state
+        ids, inputs, state = self._ids, self._inputs, self._row_state
         assert ids is not None, "the metadata phase comes first"
         store: ForwardStore = self._store.forward(ids)
+        if self._buffers is not None:
+            store, inputs = self._store.forward(self._buffers.ids), self._buffers.inputs
         if hand_back is not None:
             store = HandingBackStore(store, hand_back)
-        inputs = inputs_of_device(self.batch, state.last_tokens[ids.rows], state.lengths[ids.rows])
         logits = self._runner.run(self.batch, store, inputs)
         tokens = logits.argmax(dim=-1)
         state.advance(ids.rows, self.batch.query_tokens, tokens if self._chooses else None)

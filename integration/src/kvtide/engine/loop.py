@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import attrs
 import torch
 
-from kvtide.engine.batch import ForwardBatch
+from kvtide.engine.batch import ForwardBatch, Padding
 from kvtide.engine.errors import EngineError
 from kvtide.engine.runner import ModelRunner
 from kvtide.engine.stores import ArenaStore
@@ -67,6 +67,9 @@ class RanForward:
 
     logits: torch.Tensor
     """After each row's last token, `[rows, vocabulary]`."""
+
+    padding: Padding | None = None
+    """Its shape, if it ran padded."""
 
 
 @attrs.frozen(kw_only=True, eq=False)

@@ -20,6 +20,7 @@ import attrs
 import torch
 
 from kvtide.engine.batch import FUTURE_TOKEN, ForwardBatch
+from kvtide.engine.decode_buffers import DecodeBuffers
 from kvtide.engine.errors import EngineError
 from kvtide.engine.forwards import ForwardQueue, ForwardResult, LaunchedForward
 from kvtide.engine.loop import (
@@ -31,7 +32,7 @@ from kvtide.engine.loop import (
     StepObserver,
     checked,
 )
-from kvtide.engine.runner import ModelRunner
+from kvtide.engine.runner import Hook, ModelRunner
 from kvtide.storage import KVStorage, PreparedStep
 
 
@@ -82,6 +83,8 @@ class OverlapLoop(SchedulerLoop):
         """Nothing has arrived, nothing is in flight."""
         super().__init__(runner, storage, chunk_tokens, requests)
         self._queue = forwards
+        # Attention over pages can run on what lies at fixed addresses; the cache hook's shapes follow the rows' lengths.
+        self._buffers = DecodeBuffers(storage) if runner.hook is Hook.PAGES else None
         self._flying: deque[_Flying] = deque()
         self._last_was_prefill = False
 
@@ -146,7 +149,15 @@ class OverlapLoop(SchedulerLoop):
         if step is None:
             return False
         unresolved = storage.launch_forward(step)
-        forward = LaunchedForward(self._runner, storage, self._store, batch, unresolved, chooses=chooses)
+        forward = LaunchedForward(
+            self._runner,
+            storage,
+            self._store,
+            batch,
+            unresolved,
+            chooses=chooses,
+            buffers=self._buffers if token_ids[0] == (FUTURE_TOKEN,) else None,
+        )
         try:
             read_ends = self._queue.launch(forward, step)
         except torch.OutOfMemoryError:
@@ -171,7 +182,7 @@ class OverlapLoop(SchedulerLoop):
         """Wait for the oldest forward in flight and take in its result; the requests that are complete with it."""
         flying = self._flying.popleft()
         result = self._end_of(flying)
-        self._forwards.append(RanForward(_known(flying), result.logits))
+        self._forwards.append(RanForward(_known(flying), result.logits, flying.forward.padding))
         tokens, drawn = result.tokens.tolist(), result.drawn_counts.tolist()
         lengths = result.lengths.tolist()
         for place, one in enumerate(flying.running):

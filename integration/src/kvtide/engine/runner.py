@@ -83,7 +83,8 @@ class ModelRunner:
     ) -> torch.Tensor:
         """Logits after each row's last token, `[rows, vocabulary]`. Reads and writes the rows' bytes in `store`.
 
-        `inputs` are what the host knows, unless they are given.
+        `inputs` are what the host knows, unless they are given; with more places than rows, as `store` has then too, the others are
+        padding, whose logits are dropped.
         """
         inputs = inputs_of_host(batch) if inputs is None else inputs
         arguments: dict[str, object] = {
@@ -100,7 +101,7 @@ class ModelRunner:
                 arguments[STEP_ARGUMENT] = PageStep(step, self._reaches, inputs.positions[:, 0])
             logits: torch.Tensor = self.model(cache=self._cache, **arguments).logits
         # A copy, so that no more than the last token is kept where a model computes all.
-        return logits[:, -1].clone()
+        return logits[: len(batch.rows), -1].clone()
 
 
 def _padding_mask(batch: ForwardBatch) -> torch.Tensor:

@@ -24,7 +24,7 @@ import attrs
 import torch
 
 from kvtide.arena import LayerView, RoutedKVCache, gather_tokens, token_slots, write_tokens
-from kvtide.engine.batch import ForwardBatch
+from kvtide.engine.batch import ForwardBatch, Padding
 from kvtide.sizing import ChunkReads
 from kvtide.storage import ForwardIds, ForwardStateSlots
 
@@ -196,13 +196,16 @@ class PlainStore:
         self._page_tokens = page_tokens
         self._requests: dict[str, _PlainRequest] = {}
 
-    def forward(self, batch: ForwardBatch) -> ForwardStore:
-        """The store of one forward. A request without earlier tokens starts from nothing."""
+    def forward(self, batch: ForwardBatch, padding: Padding | None = None) -> ForwardStore:
+        """The store of one forward. A request without earlier tokens starts from nothing, as a padded place does each time."""
         for request_id, before in zip(batch.request_ids, batch.tokens_before, strict=True):
             if before == 0:
                 self._requests[request_id] = _PlainRequest()
         requests = [self._requests[request_id] for request_id in batch.request_ids]
-        return _PlainForward(self._page_tokens, requests)
+        if padding is None:
+            return _PlainForward(self._page_tokens, requests)
+        requests += [_PlainRequest() for _ in range(padding.row_count - len(requests))]
+        return _PlainForward(self._page_tokens, requests, padding.page_columns)
 
     def release(self, request_id: str) -> None:
         """Forget a request."""
@@ -222,6 +225,8 @@ class _PlainRequest:
 class _PlainForward:
     page_tokens: int
     requests: list[_PlainRequest]
+    page_columns: int = 0
+    """Columns of page tables, at least."""
     _page_tables: dict[int, torch.Tensor] = attrs.field(factory=dict, init=False)
     """By columns; the layers of one forward have one."""
 
@@ -242,7 +247,8 @@ class _PlainForward:
         """Copies of the tokens in pages of their own, row after row; zeros where none is written, and in the sink."""
         names = _planes_of(layer, self.requests[0].tokens)
         lengths = [len(request.tokens[layer, names[0]]) for request in self.requests]
-        rows, columns = len(self.requests), -(-max(lengths) // self.page_tokens)
+        rows = len(self.requests)
+        columns = max(self.page_columns, -(-max(lengths) // self.page_tokens))
         planes = {}
         for name in names:
             entry = self.requests[0].tokens[layer, name]
@@ -256,10 +262,13 @@ class _PlainForward:
         return LayerPages(planes, self._page_tables[columns])
 
     def load_state(self, layer: int) -> dict[str, torch.Tensor]:
-        return {
-            name: torch.stack([request.states[layer, name] for request in self.requests])
-            for name in _planes_of(layer, self.requests[0].states)
-        }
+        loaded = {}
+        for name in _planes_of(layer, self.requests[0].states):
+            nothing = torch.zeros_like(self.requests[0].states[layer, name])
+            loaded[name] = torch.stack(
+                [request.states.get((layer, name), nothing) for request in self.requests]
+            )
+        return loaded
 
     def store_state(self, layer: int, values: Planes) -> None:
         for name, value in values.items():
