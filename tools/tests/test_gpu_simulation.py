@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -99,3 +103,19 @@ def test_a_real_device_meets_what_the_modelled_one_met() -> None:
         )
         assert run.failure is None
         assert run.facts["takes"] > 0
+
+
+@pytest.mark.requirement("X1")
+def test_on_a_gpu_all_work_would_be_queued_on_a_stream() -> None:
+    """Nobody sees a GPU here: its device and its programs run on a stand-in for its streams, which notes who names none."""
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("stand_in_streams.py")), "1", "30"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["failure"] is None
+    assert found["outside"] == {}
+    assert min(found[what] for what in ("forwards", "moved", "delays", "inside")) > 0

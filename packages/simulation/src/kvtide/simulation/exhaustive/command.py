@@ -69,7 +69,7 @@ def command(
 def _print(console: Console, found: Sequence[Exhausted]) -> None:
     table = Table(box=rich.box.SIMPLE_HEAD, title="every sequence of operations", title_justify="left")
     table.add_column("shape")
-    for column in ("states", "depth", "tried", "seconds", "states a second"):
+    for column in ("states", "depth", "tried", "seconds", "states a second", "of a core's time"):
         table.add_column(column, justify="right")
     for each in found:
         table.add_row(
@@ -79,6 +79,7 @@ def _print(console: Console, found: Sequence[Exhausted]) -> None:
             f"{each.transitions:,}",
             f"{each.seconds:.1f}",
             f"{each.states / each.seconds:,.0f}",
+            f"{each.states / max(each.cpu_seconds, 1e-9):,.0f}",
         )
     console.print(table)
     for each in found:
