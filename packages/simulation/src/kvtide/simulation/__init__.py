@@ -3,6 +3,7 @@
 `run_seed` draws a scenario and a sequence of actions and says what failed; `shrink` makes the sequence minimal; a `Case` is a
 failure as a file. `Operation` is what a package implements to bring operations of its own, in the entry-point group
 `kvtide.simulation.operations`; what they work on is the `World`. `kvtide stress` runs many seeds.
+`MUTATIONS` are rules to weaken, one at a time, and `hunt` says how soon that is noticed: `kvtide mutations`.
 """
 
 from kvtide.simulation.actions import (
@@ -16,6 +17,7 @@ from kvtide.simulation.allocators import Handed
 from kvtide.simulation.bands import SimulatedBand
 from kvtide.simulation.cases import Case, load_case, save_case
 from kvtide.simulation.failures import CHECKS, CheckFailedError, Failure
+from kvtide.simulation.mutations import MUTATIONS, Hunt, Mutation, hunt
 from kvtide.simulation.operations import OPERATIONS
 from kvtide.simulation.rank import Rank
 from kvtide.simulation.requests import Batch, BatchEntry, BatchTake, Request
@@ -28,6 +30,7 @@ from kvtide.simulation.world import World
 
 __all__ = [
     "CHECKS",
+    "MUTATIONS",
     "OPERATIONS",
     "OPERATION_GROUP",
     "Action",
@@ -39,6 +42,8 @@ __all__ = [
     "CheckFailedError",
     "Failure",
     "Handed",
+    "Hunt",
+    "Mutation",
     "Numbers",
     "Operation",
     "Rank",
@@ -51,6 +56,7 @@ __all__ = [
     "Totals",
     "World",
     "draw_scenario",
+    "hunt",
     "installed_operations",
     "load_case",
     "run_actions",
