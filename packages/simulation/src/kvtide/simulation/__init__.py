@@ -5,6 +5,7 @@ failure as a file. `Operation` is what a package implements to bring operations 
 `kvtide.simulation.operations`; what they work on is the `World`. `kvtide stress` runs many seeds.
 
 `exhaust` tries every sequence on tiny arenas. `TraceRecorder` writes an allocator's life, `replay` repeats it on any implementation.
+`MUTATIONS` are rules to weaken, one at a time, and `hunt` says how soon that is noticed: `kvtide mutations`.
 """
 
 from kvtide.simulation.actions import (
@@ -19,6 +20,7 @@ from kvtide.simulation.bands import SimulatedBand
 from kvtide.simulation.cases import Case, load_case, save_case
 from kvtide.simulation.exhaustive import SHAPES, Exhausted, Shape, exhaust, repeat
 from kvtide.simulation.failures import CHECKS, CheckFailedError, Failure
+from kvtide.simulation.mutations import MUTATIONS, Hunt, Mutation, hunt
 from kvtide.simulation.operations import OPERATIONS
 from kvtide.simulation.rank import Rank
 from kvtide.simulation.real import DEVICE_KINDS, RealDevice, open_device, run_seed_on
@@ -48,6 +50,7 @@ from kvtide.simulation.world import World
 __all__ = [
     "CHECKS",
     "DEVICE_KINDS",
+    "MUTATIONS",
     "OPERATIONS",
     "OPERATION_GROUP",
     "SCENARIOS",
@@ -64,6 +67,8 @@ __all__ = [
     "Exhausted",
     "Failure",
     "Handed",
+    "Hunt",
+    "Mutation",
     "Numbers",
     "Operation",
     "Rank",
@@ -85,6 +90,7 @@ __all__ = [
     "draw_scenario",
     "exhaust",
     "first_divergence",
+    "hunt",
     "installed_operations",
     "load_case",
     "open_device",

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from kvtide.simulation.actions import Operation
 from kvtide.simulation.operations.capacity import AskFits, EnsureCapacity, FillArena, WhatIf
-from kvtide.simulation.operations.forwards import AbortForward, Flush, LaunchForward, Lull, ProcessForward
+from kvtide.simulation.operations.forwards import AbortForward, Flush, LaunchForward, ProcessForward
 from kvtide.simulation.operations.frees import DropCheckpoints, DropTail, Finish, Retire
 from kvtide.simulation.operations.host_copies import BackUp, Load, SubmitLoad
+from kvtide.simulation.operations.lulls import Lull
 from kvtide.simulation.operations.misuse import Misuse
 from kvtide.simulation.operations.refills import RefillByLoad, RefillByPeer
 from kvtide.simulation.operations.state_slots import Checkpoint, Fork, Restore

@@ -25,7 +25,7 @@ class AskFits:
 
     def generate(self, rng: random.Random, world: World) -> Numbers | None:
         """Units of each band, by place."""
-        return _draw_units(rng, world)
+        return draw_units(rng, world)
 
     def apply(self, world: World, numbers: Numbers) -> str:
         """Ask for a take, for one after half of everything was evicted, and for one that leaves a unit of each band."""
@@ -51,7 +51,7 @@ class EnsureCapacity:
 
     def generate(self, rng: random.Random, world: World) -> Numbers | None:
         """Units of each band, and whether a take follows."""
-        return {**_draw_units(rng, world), "take": rng.randrange(2)}
+        return {**draw_units(rng, world), "take": rng.randrange(2)}
 
     def apply(self, world: World, numbers: Numbers) -> str:
         """Ensure, then perhaps take as much of it as one call can name."""
@@ -202,7 +202,8 @@ def _most_pages(world: World, bands: Mapping[str, BandTake] | None) -> int:
     return fits
 
 
-def _draw_units(rng: random.Random, world: World) -> Numbers:
+def draw_units(rng: random.Random, world: World) -> Numbers:
+    """How many units of each band, by place."""
     return {
         f"band {place}": rng.choice((0, rng.randrange(4), rng.randrange(24)))
         for place in range(len(world.bands))

@@ -14,7 +14,6 @@ from kvtide.simulation.actions import Numbers
 from kvtide.simulation.claims import held_places, moved_holds
 from kvtide.simulation.failures import CheckFailedError
 from kvtide.simulation.operations.choices import draw_bits, some_of
-from kvtide.simulation.operations.named_units import has_staying
 from kvtide.simulation.rank import Rank
 from kvtide.simulation.requests import BatchEntry
 from kvtide.simulation.world import World
@@ -113,36 +112,6 @@ class Flush:
         if not flush(world, numbers["moves"]):
             return "nothing to move"
         return "moved, under a forward" if world.flying else "moved, idle"
-
-
-class Lull:
-    """Everything in flight is processed, and requests end: their units are holes. The next forward only reads, and the loop flushes."""
-
-    name = "lull"
-    weight = 24
-
-    def generate(self, rng: random.Random, world: World) -> Numbers | None:
-        """Who ends, and who reads. Units that end while they are fixed or sent stay where they are, and flushes go around them."""
-        if len(world.requests) < 2:
-            return None
-        places = range(len(world.requests))
-        staying = [place for place in places if has_staying(world, world.requests[place])]
-        return {
-            "requests": 1 << rng.choice(staying or places),
-            "readers": draw_bits(rng, len(world.requests)),
-        }
-
-    def apply(self, world: World, numbers: Numbers) -> str:
-        """Give up the open batch, process, free, launch, flush."""
-        world.abandon()
-        while world.flying:
-            world.process()
-        world.close(some_of(world.requests, numbers["requests"]))
-        readers = some_of(world.requests, numbers["readers"])
-        if readers:
-            world.launch([BatchEntry(one, one.length, one.length) for one in readers])
-        moved = flush(world, MANY_MOVES)
-        return f"{'a forward reads' if readers else 'idle'}, {'flushed' if moved else 'nothing to move'}"
 
 
 def flush(world: World, most_moves: int) -> int:

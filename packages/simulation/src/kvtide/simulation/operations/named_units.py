@@ -83,16 +83,6 @@ def able_to_be_refilled(world: World) -> list[Request]:
     return [one for one in able(world, refillable) if one.length and is_idle(world, one)]
 
 
-def has_staying(world: World, request: Request) -> bool:
-    """Whether anything of it is fixed, or under a transfer."""
-    return any(
-        np.isin(part.units, request.bound(part.band, world.shadow)).any()
-        for use in world.uses.uses
-        if use.is_fixed or use.is_touched
-        for part in use.parts
-    )
-
-
 def is_idle(world: World, request: Request) -> bool:
     """Whether no forward includes it, neither one in flight nor the next."""
     return request not in world.batch and not world.forwards_over(request)
