@@ -105,6 +105,15 @@ def moves_mix_their_pairs_up(patch: Patch) -> None:
     patch.setattr(ModelledDevice, "copy_units", copy_backwards)
 
 
+def rehomings_mix_their_pairs_up(patch: Patch) -> None:
+    rehome = ChainAllocator.rehome_window
+
+    def rehome_backwards(chain: ChainAllocator, name: str, sources: IntArray, targets: IntArray) -> None:
+        rehome(chain, name, sources[::-1].copy(), targets)
+
+    patch.setattr(ChainAllocator, "rehome_window", rehome_backwards)
+
+
 # ── order ──
 
 
@@ -273,6 +282,10 @@ CANARIES: Mapping[str, Canary] = {
     "what a take changes is not staged": Canary(
         "stale_mirror", disabled_within(ChainAllocator, "take", StagedMirror, "stage")
     ),
+    "what is rehomed is not staged": Canary(
+        "stale_mirror", disabled_within(ChainAllocator, "rehome_window", StagedMirror, "stage"), seeds=60
+    ),
+    "what is rehomed mixes its pairs up": Canary("lost_write", rehomings_mix_their_pairs_up, seeds=60),
     "what ensure_capacity moves is not staged": Canary(
         "stale_mirror", disabled_within(ChainAllocator, "ensure_capacity", StagedMirror, "stage"), seeds=60
     ),

@@ -306,13 +306,16 @@ class World:
             self.on_each("free_pages", lambda rank: rank.chain.free_pages(band.name, units))
         self.shadow.unbind(band.name, units)
         if not band.is_state:
-            pages = np.unique(units // band.ratio)
-            held = np.zeros(len(pages), np.bool_)
-            for each in self.attention:
-                held |= (
-                    self.shadow.bound[each.name][each.sub_pages(pages)].reshape(-1, each.ratio).any(axis=1)
-                )
-            self.minted[pages[~held]] = False
+            self._return_pages(np.unique(units // band.ratio))
+
+    def rehome(
+        self, requests: Sequence[Request], band: SimulatedBand, sources: IntArray, targets: IntArray
+    ) -> None:
+        """Let a window's pages of `requests` stand for others; a virtual page that returns leaves its row."""
+        self.on_each("rehome_window", lambda rank: rank.chain.rehome_window(band.name, sources, targets))
+        self.shadow.rehome(band.name, sources, targets)
+        self._return_pages(np.unique(sources // band.ratio))
+        self._forget_returned(requests)
 
     def copy_state(self, sources: IntArray, targets: IntArray) -> None:
         """Copy state slots on every rank."""
@@ -347,12 +350,7 @@ class World:
     def retire(self, requests: Sequence[Request], band: SimulatedBand, units: IntArray) -> None:
         """Free window pages of running requests; a virtual page that returns leaves its row."""
         self.free(band, units)
-        for request in requests:
-            gone = np.flatnonzero((request.pages > 0) & ~self.minted[request.pages])
-            request.pages[gone] = 0
-            for column in gone.tolist():
-                for rank in self.ranks:
-                    scheduler.stage_row(rank, request.row, column, np.zeros(1, np.int64))
+        self._forget_returned(requests)
 
     def close(self, requests: Sequence[Request]) -> None:
         """Free all that requests hold, windows first, and their rows."""
@@ -471,6 +469,22 @@ class World:
         return sum(request in each for each in self.flying)
 
     # ── helpers ──
+
+    def _return_pages(self, pages: IntArray) -> None:
+        """Note those of `pages` of which no band binds a part any more."""
+        held = np.zeros(len(pages), np.bool_)
+        for each in self.attention:
+            held |= self.shadow.bound[each.name][each.sub_pages(pages)].reshape(-1, each.ratio).any(axis=1)
+        self.minted[pages[~held]] = False
+
+    def _forget_returned(self, requests: Sequence[Request]) -> None:
+        """Columns of virtual pages that have returned read as the sink."""
+        for request in requests:
+            gone = np.flatnonzero((request.pages > 0) & ~self.minted[request.pages])
+            request.pages[gone] = 0
+            for column in gone.tolist():
+                for rank in self.ranks:
+                    scheduler.stage_row(rank, request.row, column, np.zeros(1, np.int64))
 
     def _handed_out(
         self, taken: Taken, bands: Mapping[str, BandTake] | None

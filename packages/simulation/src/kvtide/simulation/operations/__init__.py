@@ -8,6 +8,7 @@ from kvtide.simulation.operations.forwards import AbortForward, Flush, LaunchFor
 from kvtide.simulation.operations.frees import DropCheckpoints, DropTail, Finish, Retire
 from kvtide.simulation.operations.host_copies import BackUp, Load, SubmitLoad
 from kvtide.simulation.operations.misuse import Misuse
+from kvtide.simulation.operations.rehoming import Rehome
 from kvtide.simulation.operations.state_slots import Checkpoint, Fork, Restore
 from kvtide.simulation.operations.takes import Admit, Grow, Rebind
 from kvtide.simulation.operations.time import PassTime, Rest
@@ -18,6 +19,7 @@ OPERATIONS: tuple[Operation, ...] = (
     Admit(),
     Grow(),
     Rebind(),
+    Rehome(),
     LaunchForward(),
     ProcessForward(),
     AbortForward(),
