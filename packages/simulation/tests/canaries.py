@@ -243,7 +243,9 @@ def errors_are_swallowed(patch: Patch) -> None:
 
 CANARIES: Mapping[str, Canary] = {
     "units are handed out as they are": Canary("cross_dtype_bytes", without(ModelledDevice, "zero_units")),
-    "a debt is not paid": Canary("cross_dtype_bytes", without(ChainAllocator, "pay_zero_debt")),
+    "a debt is not paid": Canary(
+        "cross_dtype_bytes", without(ChainAllocator, "pay_zero_debt"), seeds=60
+    ),
     "a debt outlives the free of its unit": Canary(
         "unexpected_error",
         lambda patch: patch.setattr("kvtide.chain.takes.ZeroDebts.forget", lambda *_: None),
