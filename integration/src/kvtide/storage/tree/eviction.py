@@ -1,6 +1,6 @@
 """Eviction: the least memory of the tree that is enough, in the order of the policy's ranks (row K8).
 
-*Planning* takes victims off the queue until the asker says that it is enough, asked after 1, 2, 4, … victims and then between; of the
+*Planning* takes victims off the queue until the asker says that it is enough, asked after 1, 2, 3, 4, 6, 9, … victims and then between; of the
 last victim it takes only what it must. What was taken off in vain goes back, so a refused eviction has changed nothing.
 *Carrying out* takes the victims out of the tree; it cannot fail.
 """
@@ -8,6 +8,7 @@ last victim it takes only what it must. What was taken off in vain goes back, so
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from operator import add
 
 import numpy as np
 
@@ -63,7 +64,7 @@ class Evictor:
                 return None
             if is_enough(self._by_band(freed[-1])):
                 break
-            too_few, target = len(victims), 2 * target
+            too_few, target = len(victims), len(victims) + max(1, len(victims) // 2)
         count = _least(too_few, len(victims), lambda count: is_enough(self._by_band(freed[count])))
         last = victims[count - 1]
         drawing.keep(count - 1)
@@ -160,7 +161,7 @@ class Evictor:
 
 
 def _sum(first: list[int], second: list[int]) -> list[int]:
-    return [one + other for one, other in zip(first, second, strict=True)]
+    return list(map(add, first, second))
 
 
 def _least(too_few: int, enough: int, suffices: Callable[[int], bool]) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from typing import NamedTuple
 
 from kvtide.storage.tree.nodes import FULL_SLOT, NO_STATE, Node
 from kvtide.storage.tree.policies import EvictionPolicy
@@ -86,25 +87,40 @@ class EvictionQueue:
 
     def _rank(self, node: Node, slot: int) -> float:
         """As things are now."""
-        if FULL_SLOT < slot < self._state_slot:
-            window, span = self._shape.windows[slot - 1], node.spans[slot - 1]
-            tokens = span.bound_count * window.page_tokens // window.ratio
-            return self._policy.rank(node.stamps[slot], span.bound_count * self._bytes[slot], tokens)
-        freed = self._bytes[slot]
-        if slot == FULL_SLOT:
-            if self._shape.state is not None and node.state == NO_STATE:
-                # Once it is a leaf no hit ends in it.
-                return -math.inf
-            counts = [
-                len(node.pages),
-                *(span.bound_count for span in node.spans),
-                int(node.state != NO_STATE),
-            ]
-            freed = sum(count * size for count, size in zip(counts, self._bytes, strict=True))
-        # A model with state goes on from the checkpoint before, any other from the node's beginning.
-        start, above = node.first, node.parent
-        if self._shape.state is not None:
-            while above is not None and above.state == NO_STATE:
-                above = above.parent
-            start = 0 if above is None else above.end
-        return self._policy.rank(node.stamps[slot], freed, (node.end - start) * self._shape.page_tokens)
+        if slot == FULL_SLOT and node.state == NO_STATE and self._shape.state is not None:
+            # Once it is a leaf no hit ends in it.
+            return -math.inf
+        return self._policy.rank(node.stamps[slot], _SlotWorth(self._shape, self._bytes, node, slot))
+
+
+class _SlotWorth(NamedTuple):
+    """Of one slot of a node; of full attention, that is of all the node holds."""
+
+    shape: TreeShape
+    unit_bytes: list[int]
+    node: Node
+    slot: int
+
+    @property
+    def freed_bytes(self) -> int:
+        if self.slot == FULL_SLOT:
+            return sum(count * size for count, size in zip(self._unit_counts(), self.unit_bytes, strict=True))
+        return self.unit_bytes[self.slot] * self._unit_counts()[self.slot]
+
+    @property
+    def computed_tokens(self) -> int:
+        node, page_tokens = self.node, self.shape.page_tokens
+        if FULL_SLOT < self.slot <= len(node.spans):
+            window = self.shape.windows[self.slot - 1]
+            return node.spans[self.slot - 1].bound_count * page_tokens // window.ratio
+        if self.shape.state is None:
+            return len(node.pages) * page_tokens
+        # Computing goes on from the checkpoint before.
+        above = node.parent
+        while above is not None and above.state == NO_STATE:
+            above = above.parent
+        return (node.end - (0 if above is None else above.end)) * page_tokens
+
+    def _unit_counts(self) -> list[int]:
+        node = self.node
+        return [len(node.pages), *(span.bound_count for span in node.spans), int(node.state != NO_STATE)]

@@ -5,17 +5,26 @@ from __future__ import annotations
 from typing import Protocol
 
 
+class Worth(Protocol):
+    """What evicting something comes to; looked up when asked for."""
+
+    @property
+    def freed_bytes(self) -> int:
+        """Bytes that it frees."""
+
+    @property
+    def computed_tokens(self) -> int:
+        """Tokens that whoever asks for it again computes."""
+
+
 class EvictionPolicy(Protocol):
     """Ranks what could be evicted; the lowest rank goes first."""
 
     def stamp(self) -> float:
         """What to note at a use, of every slot that was used."""
 
-    def rank(self, stamp: float, freed_bytes: int, computed_tokens: int) -> float:
-        """Of a victim last used at `stamp`; it never falls while the stamp stays and neither figure changes.
-
-        Evicting it frees `freed_bytes`, and whoever asks for it again computes `computed_tokens`.
-        """
+    def rank(self, stamp: float, worth: Worth) -> float:
+        """Of what was last used at `stamp`; the same while neither the stamp nor its worth changes."""
 
     def evicted(self, rank: float) -> None:
         """A victim of this rank has gone."""
@@ -33,7 +42,7 @@ class LeastRecentlyUsed:
         self._uses += 1
         return float(self._uses)
 
-    def rank(self, stamp: float, freed_bytes: int, computed_tokens: int) -> float:
+    def rank(self, stamp: float, worth: Worth) -> float:
         """The last use."""
         return stamp
 
@@ -57,9 +66,9 @@ class CostAware:
         """The rank of the dearest victim so far."""
         return self._floor
 
-    def rank(self, stamp: float, freed_bytes: int, computed_tokens: int) -> float:
+    def rank(self, stamp: float, worth: Worth) -> float:
         """Tokens to compute for each byte, above what has gone when it was last used."""
-        return stamp + computed_tokens / max(1, freed_bytes)
+        return stamp + worth.computed_tokens / max(1, worth.freed_bytes)
 
     def evicted(self, rank: float) -> None:
         """Later uses count from here."""

@@ -60,10 +60,14 @@ class Drawing:
             is_leaf = len(node.children) == self._children_gone.get(node, 0)
             if is_leaf and not node.locks:
                 return self._choose(node, FULL_SLOT, len(node.pages), rank)
-            if slot == FULL_SLOT or not self._queue.is_candidate(node, slot):
+            if slot == FULL_SLOT:
                 continue
-            count = 1 if slot == self._state_slot else len(node.spans[slot - 1].evictable())
-            return self._choose(node, slot, count, rank)
+            if slot == self._state_slot:
+                count = int(self._queue.is_candidate(node, slot))
+            else:
+                count = len(node.spans[slot - 1].evictable())
+            if count:
+                return self._choose(node, slot, count, rank)
         return None
 
     def freed_by(self, victim: Victim) -> list[int]:
