@@ -43,13 +43,13 @@ def sized_over(plan: KVStoragePlan, arena_bytes: int, context_tokens: int, lengt
     )
 
 
-def served(sized: SizedPlan, prompt: int, output: int) -> bool:
-    """Whether such a request fits alone, by the demand function and the packing alone."""
+def served(sized: SizedPlan, prompt: int, output: int, chunk: int | None = None) -> bool:
+    """Whether such a request fits alone, by the demand function and the packing alone; in the shortest chunks unless told otherwise."""
     units = request_demand(
         sized.plan,
         prompt_tokens=prompt,
         output_tokens=output,
-        chunk_tokens=sized.chunk_tokens,
+        chunk_tokens=sized.least_chunk_tokens if chunk is None else chunk,
         policy=sized.policy,
     ).units
     return prompt + output <= sized.max_context_tokens and pack(sized.layout, units) is not None
@@ -175,15 +175,18 @@ def test_of_lengths_that_fit_to_a_limit_of_their_own_each_the_longest_is_found(
 def test_a_longer_prompt_may_fit_where_a_shorter_one_does_not(make_plan: MakePlan) -> None:
     """By hand: pages of a token, a window of 4, chunks of 12, a checkpoint every 8, room for 11 window pages. A prompt of 12 is one
     chunk; one of 13 to 16 is cut at 8, and its last chunk holds 3 tokens before it and 8 of its own at most. So it is 8 tokens on.
+    In chunks of 8, the shortest there are, all of them fit, and that is what a request is clipped to.
     """
     plan = make_plan(1, state=16, windows={4: 1600}, full=16, interval=8)
     policy = ServingPolicy(strategy=CheckpointStrategy.EXTRA_BUFFER)
     # Sinks and state slots end inside the window's second page.
     arena_bytes = (2 + 11) * 1600 + 100 * 16
     sized = attrs.evolve(sized_over(plan, arena_bytes, 101, LENGTH), chunk_tokens=12, policy=policy)
-    fitting = [prompt for prompt in range(1, 101) if served(sized, prompt, 1)]
+    fitting = [prompt for prompt in range(1, 101) if served(sized, prompt, 1, chunk=12)]
     assert fitting == [*range(1, 12), *(8 * interval + n for interval in range(1, 12) for n in range(5, 9))]
-    assert sized.max_prompt_tokens_for_memory(1) == 96
+    assert longest_that_fits(lambda n: n == 0 or n in fitting, 100, prompt_period(plan, policy)) == 96
+    assert sized.least_chunk_tokens == 8
+    assert sized.max_prompt_tokens_for_memory(1) == 100
 
 
 @pytest.mark.parametrize("tokens", [0, -1, 1.5, True, None])

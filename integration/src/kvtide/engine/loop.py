@@ -133,6 +133,9 @@ class RunningRequest:
     row: int
     """Its row, until it is over."""
 
+    chunk_tokens: int
+    """Most tokens of its prompt in one forward."""
+
     written_tokens: int = 0
     """Tokens that its forwards have written, those in flight among them."""
 
@@ -163,6 +166,11 @@ class SchedulerLoop:
         self, runner: ModelRunner, storage: KVStorage, chunk_tokens: int, requests: Sequence[Request]
     ) -> None:
         """Nothing has arrived."""
+        if storage.sized.policy.chunk_reads is not ArenaStore.CHUNK_READS:
+            raise EngineError(
+                f"the engine's attention reads a chunk's own tokens in {ArenaStore.CHUNK_READS.value}, the storage's policy says "
+                f"{storage.sized.policy.chunk_reads.value}: windows would not hold what it reads"
+            )
         self._runner = runner
         self._storage = storage
         self._store = ArenaStore(storage.routed_cache, storage.plan.page_tokens)
@@ -213,17 +221,21 @@ class SchedulerLoop:
         while self._waiting:
             request = self._waiting[0]
             rows = self._storage.admit([len(request.prompt)], [request.output_tokens])
-            if isinstance(rows, AdmissionRefusal):
-                assert not rows.is_final, f"{request.request_id!r} was to be rejected when it arrived: {rows}"
+            if isinstance(rows, AdmissionRefusal) and not rows.is_final:
                 return
-            self._running.append(RunningRequest(request, int(rows[0])))
             self._waiting.popleft()
+            if isinstance(rows, AdmissionRefusal):
+                self._rejected[request.request_id] = str(rows)
+                continue
+            row = int(rows[0])
+            chunk_tokens = min(self._chunk_tokens, int(self._storage.requests.chunk_limits[row]))
+            self._running.append(RunningRequest(request, row, chunk_tokens))
 
     def _prefill(self) -> None:
         running = next((running for running in self._running if running.is_prefilling), None)
         if running is not None:
             start = running.written_tokens
-            self._forward([running], [running.request.prompt[start : start + self._chunk_tokens]])
+            self._forward([running], [running.request.prompt[start : start + running.chunk_tokens]])
 
     def _decode(self) -> None:
         decoding = [running for running in self._running if running.tokens and not running.is_complete]

@@ -124,7 +124,7 @@ class OverlapLoop(SchedulerLoop):
         if prefilling is not None and not (decoding and self._last_was_prefill):
             self._last_was_prefill = True
             start = prefilling.written_tokens
-            chunk = prefilling.request.prompt[start : start + self._chunk_tokens]
+            chunk = prefilling.request.prompt[start : start + prefilling.chunk_tokens]
             return self._launch([prefilling], [chunk])
         if decoding:
             self._last_was_prefill = False

@@ -25,6 +25,7 @@ import torch
 
 from kvtide.arena import LayerView, RoutedKVCache, gather_tokens, token_slots, write_tokens
 from kvtide.engine.batch import ForwardBatch
+from kvtide.sizing import ChunkReads
 from kvtide.storage import ForwardIds, ForwardStateSlots
 
 Planes = Mapping[str, torch.Tensor]
@@ -100,6 +101,9 @@ class HandingBackStore:
 
 class ArenaStore:
     """Bytes in one arena. Keeps nothing: the views are fixed for life, and ids come with each forward."""
+
+    CHUNK_READS = ChunkReads.PAGES
+    """Where attention over it reads a chunk's own tokens, whatever the layer: they are written before they are read."""
 
     def __init__(self, routed_cache: RoutedKVCache, page_tokens: int) -> None:
         """Read and write through the views of `routed_cache`, whose attention pages hold `page_tokens` tokens."""

@@ -6,24 +6,30 @@ The life of a request: `admit` → (`prepare_step` → `launch_forward` → the 
 """
 
 from kvtide.chain import Refusal, TakeRefusal
-from kvtide.storage.admission import AdmissionRefusal
 from kvtide.storage.build import build_kv_storage
 from kvtide.storage.errors import StorageError
 from kvtide.storage.forward_ids import ForwardIds, ForwardStateSlots, UnresolvedIds
+from kvtide.storage.overcommit import Overcommit
+from kvtide.storage.prefix_cache import PrefixCache
 from kvtide.storage.read_ends import SharedReadEnds
+from kvtide.storage.refusals import AdmissionRefusal, PromiseRefusal, WillFree
 from kvtide.storage.requests import RequestTable
 from kvtide.storage.row_state import RowState
 from kvtide.storage.settings import StorageSettings
-from kvtide.storage.statistics import StorageStatistics
+from kvtide.storage.statistics import AdmissionStatistics, StorageStatistics
 from kvtide.storage.steps import PreparedStep, StepState
 from kvtide.storage.storage import KVStorage
 
 __all__ = [
     "AdmissionRefusal",
+    "AdmissionStatistics",
     "ForwardIds",
     "ForwardStateSlots",
     "KVStorage",
+    "Overcommit",
+    "PrefixCache",
     "PreparedStep",
+    "PromiseRefusal",
     "Refusal",
     "RequestTable",
     "RowState",
@@ -34,5 +40,6 @@ __all__ = [
     "StorageStatistics",
     "TakeRefusal",
     "UnresolvedIds",
+    "WillFree",
     "build_kv_storage",
 ]

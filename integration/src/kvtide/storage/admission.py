@@ -1,126 +1,348 @@
-"""Admission that never overcommits: what is admitted can always run to its end (row K5, guaranteed form).
+"""Who is admitted, who waits, who is turned away (rows K5, K6): promises that the chain can keep.
 
-Each request is charged its peak in every band from the day it is admitted: every full-attention page of input and output,
-the most of each window that any chunking holds, its state slot. The sum of peaks must pack into the arena. Since fewer units
-always pack where more do, every take of an admitted request then succeeds, whatever the others hold.
+Each row is *promised* its peak in every band on the day it is admitted: every full-attention page of input and output, the most
+of each window that any chunking up to its chunk limit holds, its state slots. What it was promised and does not hold is
+*outstanding*. The invariant, at every moment:
 
-So two figures differ: the units *admitted at peak*, which admission keeps to, and those *resident now*, which a gauge shows. A
-refusal names both, since whoever reads it sees bytes that nobody uses.
+    units in use, less what a cache could evict, and all that is outstanding, can be laid out in the arena
+
+It is asked of the chain as it is (`ChainAllocator.admits`), so pages that are fixed, sent or quarantined count where they lie. A take
+of an admitted row uses what is outstanding; retiring a window returns it; a release ends both. None changes the sum, and fewer
+units can always be laid out where more can, so *no take of an admitted row is refused*. Whoever adds to the sum asks first:
+an admission, and under an overcommitting policy a further share of output. Virtual ids are as many as the smallest unit needs.
+
+The verdict on a request:
+
+1. its whole demand fits beside what is outstanding: admitted, with the longest chunks;
+2. it does not, and requests in service, a forward or a host copy in flight will free something: it waits. If even an empty arena
+   holds it only with shorter chunks, waiting would not change that, and it is admitted with those as soon as it fits;
+3. nothing will free anything: admitted with the longest chunks under which it fits now;
+4. it fits with none, or no empty arena would hold it: turned away.
+
+So requests do not shrink their chunks because others are there for a moment, and nothing waits while nothing will free.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import attrs
 import numpy as np
+import structlog
 
-from kvtide.chain import Refusal
+from kvtide.chain import ChainAllocator
 from kvtide.device import IntArray
-from kvtide.ledger import InvariantError
+from kvtide.ledger import ForwardSteps, InvariantError
 from kvtide.plan import pack
 from kvtide.sizing import KVDemand, SizedPlan, SizingError
 from kvtide.storage.errors import StorageError
+from kvtide.storage.evicting_takes import EvictingTakes
+from kvtide.storage.overcommit import Overcommit
+from kvtide.storage.refusals import AdmissionRefusal, PromiseRefusal, WillFree
+from kvtide.storage.requests import RequestTable
+from kvtide.storage.row_units import RowUnits
+from kvtide.storage.statistics import AdmissionStatistics
+
+log = structlog.get_logger(__name__)
 
 
 @attrs.frozen(kw_only=True)
-class AdmissionRefusal(Refusal):
-    """Requests that cannot be admitted."""
+class Promise:
+    """What admission offers to requests. Nothing has been promised yet."""
 
-    is_final: bool
-    """Whether they could not be admitted even alone in an empty arena: waiting would be for ever."""
+    chunk_limit: int
+    """Most prompt tokens that each may prefill in one forward."""
+
+    output_tokens: tuple[int, ...]
+    """Output that the promise covers, by request; the limit unless the policy overcommits."""
+
+    demands: tuple[KVDemand, ...]
+    """Peak of each."""
 
 
-class Admission:
-    """Peaks promised to admitted rows. One owner: the storage."""
+class ChainPrefillBudget:
+    """Promises to the rows of one storage, which alone changes them."""
 
-    def __init__(self, sized: SizedPlan, resident_units: Callable[[], Sequence[int]]) -> None:
-        """Nothing promised. `resident_units`: what the bands hold at the moment, in chain order; only text depends on it."""
+    def __init__(
+        self,
+        sized: SizedPlan,
+        chain: ChainAllocator,
+        takes: EvictingTakes,
+        requests: RequestTable,
+        *,
+        units: RowUnits,
+        overcommit: Overcommit | None,
+    ) -> None:
+        """Nothing promised; without `overcommit`, whatever is admitted can run to its end."""
         self._sized = sized
-        self._resident_units = resident_units
-        band_count = len(sized.layout.bands)
-        self._promised: IntArray = np.zeros((sized.max_running_requests, band_count), np.int64)
-        self._total: IntArray = np.zeros(band_count, np.int64)
+        self._chain = chain
+        self._takes = takes
+        self._steps: ForwardSteps = chain.steps
+        self._requests = requests
+        self._units = units
+        self._overcommit = overcommit
+        self._promised: IntArray = np.zeros_like(units.counts)
+        self._tokens: IntArray = np.zeros(sized.max_running_requests, np.int64)
+        self._serials: IntArray = np.zeros(sized.max_running_requests, np.int64)
+        self._admitted = self._aborted = self._extended = self._retracted = 0
+        self._waits: Counter[WillFree] = Counter()
+
+    # ── questions ──
 
     @property
-    def total_units(self) -> IntArray:
+    def promised_units(self) -> IntArray:
         """Units promised in all, in chain order: what is admitted at peak."""
-        return self._total.copy()
+        total: IntArray = self._promised.sum(axis=1)
+        return total
 
-    def demand(self, prompt_tokens: int, output_tokens: int) -> KVDemand:
-        """The peak of one request; raises `StorageError` for a length that is no positive integer."""
-        try:
-            return self._sized.demand(prompt_tokens=prompt_tokens, output_tokens=output_tokens)
-        except SizingError as error:
-            raise StorageError(f"cannot admit a request: {error}") from error
+    @property
+    def outstanding_units(self) -> IntArray:
+        """Units promised and not held, in chain order."""
+        total: IntArray = np.maximum(self._promised - self._units.counts, 0).sum(axis=1)
+        return total
+
+    def statistics(self) -> AdmissionStatistics:
+        """What has been decided."""
+        return AdmissionStatistics(
+            admitted_requests=self._admitted,
+            turned_away_requests=self._aborted,
+            retracted_requests=self._retracted,
+            further_shares=self._extended,
+            waits={reason.value: self._waits[reason] for reason in WillFree},
+        )
 
     def most_output_tokens(self, prompt_tokens: int) -> int:
         """Most output with which one request could be admitted alone; raises `StorageError` for a prompt of no length."""
         try:
-            return self._sized.max_new_tokens_for_memory(prompt_tokens)
+            most = self._sized.max_new_tokens_for_memory(prompt_tokens)
         except SizingError as error:
             raise StorageError(f"cannot clip a request: {error}") from error
+        return self._longest(lambda output: self._fits_recomputed([prompt_tokens + output - 1]), 1, most) or 0
 
     def refuse_for_ever(self, prompt_tokens: int, output_tokens: int) -> AdmissionRefusal | None:
-        """Why one request can never be admitted, with the lengths that could be, or `None`; raises what `demand` raises."""
-        units = np.array(self.demand(prompt_tokens, output_tokens).units)
+        """Why one request can never be admitted, with the lengths that could be, or `None`; raises what `offer` raises."""
+        chunk = self._sized.least_chunk_tokens
+        fits = self._fits_alone([prompt_tokens], [output_tokens], chunk)
         if self._is_too_long(prompt_tokens + output_tokens):
             reason = self._too_long(prompt_tokens + output_tokens)
-        elif pack(self._sized.layout, units.tolist()) is None:
-            reason = self._text(units, is_final=True)
+        elif not fits:
+            reason = self._does_not_fit([prompt_tokens], [output_tokens], chunk) + ", not even alone"
         else:
             return None
-        return AdmissionRefusal(
-            rule=f"{reason}; {self._largest(prompt_tokens, output_tokens)}", is_final=True
-        )
+        return AdmissionRefusal(rule=f"{reason}; {self._largest(prompt_tokens, output_tokens)}", waits_for=())
 
-    def refuse(
-        self, demands: Sequence[KVDemand], longest_tokens: int, free_rows: int
-    ) -> AdmissionRefusal | None:
-        """Why requests of these peaks cannot be admitted together now, or `None`."""
+    # ── verdicts ──
+
+    def offer(
+        self, prompts: Sequence[int], outputs: Sequence[int], *, whole: bool
+    ) -> Promise | AdmissionRefusal:
+        """What requests of these lengths are promised, all together, or why they are not admitted now.
+
+        `whole`: all their output, whatever the policy. Raises `StorageError` for a length that is no positive integer.
+        """
+        promised = outputs = list(outputs)
+        if self._overcommit is not None and not whole:
+            promised = [self._overcommit.promised_output(output, 1) for output in outputs]
+        verdict = self._verdict(prompts, outputs, promised)
+        if isinstance(verdict, AdmissionRefusal):
+            self._waits.update(verdict.waits_for)
+            self._aborted += len(prompts) if verdict.is_final else 0
+            if verdict.is_final:
+                log.info("admission.turned_away", prompt_tokens=list(prompts), output_tokens=list(outputs))
+        return verdict
+
+    def _verdict(
+        self, prompts: Sequence[int], outputs: Sequence[int], promised: Sequence[int]
+    ) -> Promise | AdmissionRefusal:
         sized = self._sized
-        if self._is_too_long(longest_tokens):
-            return AdmissionRefusal(rule=self._too_long(longest_tokens), is_final=True)
-        if len(demands) > free_rows:
+        promise = self._promise(prompts, promised, sized.chunk_tokens)
+        longest = max((sum(pair) for pair in zip(prompts, outputs, strict=True)), default=0)
+        if self._is_too_long(longest):
+            return AdmissionRefusal(rule=self._too_long(longest), waits_for=())
+        if len(prompts) > self._requests.free_count:
             return AdmissionRefusal(
-                rule=f"{len(demands)} requests need as many rows; {free_rows} of {sized.max_running_requests} are free",
-                is_final=len(demands) > sized.max_running_requests,
+                rule=f"{len(prompts)} requests need as many rows; {self._requests.free_count} of "
+                f"{sized.max_running_requests} are free",
+                waits_for=() if len(prompts) > sized.max_running_requests else self._waits_for(),
             )
-        asked = self._sum(demands)
-        if pack(sized.layout, (self._total + asked).tolist()) is not None:
-            return None
-        is_final = pack(sized.layout, asked.tolist()) is None
-        return AdmissionRefusal(rule=self._text(asked, is_final), is_final=is_final)
+        if self._fits_now(promise.demands) and self._fits_alone(prompts, outputs, sized.chunk_tokens):
+            return promise
+        alone = self._longest(
+            lambda chunk: self._fits_alone(prompts, outputs, chunk),
+            sized.least_chunk_tokens,
+            sized.chunk_tokens,
+        )
+        if alone is None:
+            reason = self._does_not_fit(prompts, outputs, sized.least_chunk_tokens)
+            return AdmissionRefusal(rule=f"{reason}, not even alone", waits_for=())
+        waits_for = self._waits_for()
+        limit = self._longest(
+            lambda chunk: self._fits_now(self._demands(prompts, promised, chunk)),
+            # While something will free, chunks are as long as an empty arena allows: they do not shrink for a moment's sake.
+            alone if waits_for else sized.least_chunk_tokens,
+            alone,
+        )
+        if limit is not None:
+            return self._promise(prompts, promised, limit)
+        reason = self._does_not_fit(prompts, promised, alone if waits_for else sized.least_chunk_tokens)
+        return AdmissionRefusal(rule=f"{reason} {self._beside(waits_for)}", waits_for=waits_for)
 
-    def promise(self, rows: IntArray, demands: Sequence[KVDemand]) -> None:
-        """Charge admitted rows with their peaks."""
-        for row, demand in zip(rows.tolist(), demands, strict=True):
-            self._promised[row] = demand.units
-        self._total += self._sum(demands)
+    # ── what was promised ──
+
+    def promise(self, rows: IntArray, promise: Promise) -> None:
+        """Charge admitted rows with what they were offered."""
+        for row, demand, output in zip(rows.tolist(), promise.demands, promise.output_tokens, strict=True):
+            self._promised[:, row] = demand.units
+            self._tokens[row] = self._requests.prompts[row] + output - 1
+            self._serials[row] = self._admitted
+            self._admitted += 1
+        log.info("admission.admitted", rows=rows.tolist(), chunk_limit=promise.chunk_limit)
+
+    def extend(self, rows: IntArray, ends: IntArray) -> PromiseRefusal | None:
+        """Promise rows of a step further shares of output, as far as they reach `ends[i]` tokens; all of them or a refusal."""
+        is_over = ends > self._tokens[rows]
+        if self._overcommit is None or not is_over.any():
+            return None
+        over = rows[is_over]
+        promised, tokens = self._promised[:, over].copy(), self._tokens[over].copy()
+        for place, (row, end) in enumerate(zip(over.tolist(), ends[is_over].tolist(), strict=True)):
+            prompt = int(self._requests.prompts[row])
+            output = self._overcommit.promised_output(
+                int(self._requests.limits[row]) + 1 - prompt, end + 1 - prompt
+            )
+            limit = int(self._requests.chunk_limits[row])
+            (demand,) = self._demands([prompt], [output], limit)
+            promised[:, place], tokens[place] = demand.units, prompt + output - 1
+        held = self._units.counts[:, over]
+        more = np.maximum(promised - held, 0) - np.maximum(self._promised[:, over] - held, 0)
+        asked = more.sum(axis=1)
+        if not self._has_room(asked):
+            return self._refuse_share(over, asked)
+        self._promised[:, over], self._tokens[over] = promised, tokens
+        self._extended += len(over)
+        return None
+
+    def retracted(self, rows: IntArray) -> None:
+        """Count rows that are about to be released without having come to their end."""
+        self._retracted += len(rows)
 
     def release(self, rows: IntArray) -> None:
-        """Return the peaks of rows."""
-        self._total -= self._promised[rows].sum(axis=0)
-        self._promised[rows] = 0
+        """End what rows were promised."""
+        self._promised[:, rows] = 0
+        self._tokens[rows] = 0
 
     def verify(self, rows: IntArray) -> None:
-        """Raise `InvariantError` unless the total promised is what `rows`, those in use, were promised."""
-        of_rows = self._promised[rows].sum(axis=0)
-        if (of_rows != self._total).any():
+        """Raise `InvariantError` unless promises are those of `rows`, those in use, none holds more, and all can be kept.
+
+        While units are fixed or under a transfer the last may fail for a time.
+        """
+        of_rows = self._promised[:, rows].sum(axis=1)
+        if (of_rows != self.promised_units).any():
             raise InvariantError(
                 "storage.promise_leak",
-                f"{self._total.tolist()} units are promised, the rows in use hold promises of {of_rows.tolist()}",
+                f"{self.promised_units.tolist()} units are promised, the rows in use hold promises of {of_rows.tolist()}",
                 "a row was closed without its promise",
             )
+        over = rows[(self._units.counts[:, rows] > self._promised[:, rows]).any(axis=0)]
+        if len(over):
+            raise InvariantError(
+                "storage.held_within_promise",
+                f"rows {over.tolist()} hold {self._units.counts[:, over].tolist()} units, by band, of "
+                f"{self._promised[:, over].tolist()} that they were promised",
+                "a demand was priced too low, or a window was not retired",
+            )
+        if not self._chain.uses.bind_layout and not self._fits_now(()):
+            raise InvariantError(
+                "storage.promise_kept",
+                f"{self.outstanding_units.tolist()} units are outstanding, more than can be laid out beside what is in use",
+                "units were taken that nobody was promised, or a cache locked what it had offered",
+            )
+
+    # ── helpers ──
+
+    def _demands(self, prompts: Sequence[int], outputs: Sequence[int], chunk: int) -> tuple[KVDemand, ...]:
+        try:
+            return tuple(
+                self._sized.demand(prompt_tokens=prompt, output_tokens=output, chunk_tokens=chunk)
+                for prompt, output in zip(prompts, outputs, strict=True)
+            )
+        except SizingError as error:
+            raise StorageError(f"cannot admit a request: {error}") from error
+
+    def _promise(self, prompts: Sequence[int], outputs: Sequence[int], chunk: int) -> Promise:
+        return Promise(
+            chunk_limit=chunk,
+            output_tokens=tuple(outputs),
+            demands=self._demands(prompts, outputs, chunk),
+        )
+
+    @staticmethod
+    def _longest(fits: Callable[[int], bool], least: int, most: int) -> int | None:
+        """The longest of `[least, most]` that fits, where shorter ones fit too; `None` where none does."""
+        if least > most or not fits(least):
+            return None
+        while least < most:
+            middle = (least + most + 1) // 2
+            least, most = (middle, most) if fits(middle) else (least, middle - 1)
+        return least
+
+    def _fits_now(self, demands: Sequence[KVDemand]) -> bool:
+        return self._has_room(self._sum(demands))
+
+    def _has_room(self, asked: IntArray) -> bool:
+        """Whether so many units, in chain order, fit beside what is outstanding, all that is evictable being evicted."""
+        with self._chain.capacity_decision("an admission"):
+            units = (self.outstanding_units + asked).tolist()
+            names = (band.name for band in self._sized.layout.bands)
+            return self._takes.has_room(dict(zip(names, units, strict=True)))
+
+    def _fits_alone(self, prompts: Sequence[int], outputs: Sequence[int], chunk: int) -> bool:
+        """Whether an arena that holds nothing else serves them together, in chunks of `chunk` tokens, to their ends."""
+        return self._packs(self._demands(prompts, outputs, chunk)) and self._fits_recomputed(
+            [prompt + output - 1 for prompt, output in zip(prompts, outputs, strict=True)]
+        )
+
+    def _fits_recomputed(self, written_tokens: Sequence[int]) -> bool:
+        """Whether requests that write so many tokens fit alone wherever they are retracted: what they had generated is prompt then."""
+        least = self._sized.least_chunk_tokens
+        return self._overcommit is None or self._packs(
+            [self._sized.context_demand(tokens, chunk_tokens=least) for tokens in written_tokens]
+        )
+
+    def _packs(self, demands: Sequence[KVDemand]) -> bool:
+        return pack(self._sized.layout, self._sum(demands).tolist()) is not None
 
     def _sum(self, demands: Sequence[KVDemand]) -> IntArray:
-        units: IntArray = np.zeros(len(self._total), np.int64)
+        units: IntArray = np.zeros(len(self._promised), np.int64)
         for demand in demands:
             units += demand.units
         return units
 
+    def _waits_for(self) -> tuple[WillFree, ...]:
+        """What is going to free memory or a row."""
+        going = {
+            WillFree.REQUESTS: self._requests.free_count < self._sized.max_running_requests,
+            WillFree.FORWARD: self._steps.in_flight_count > 0,
+            WillFree.HOST_COPY: self._chain.uses.has_host_copies,
+        }
+        return tuple(reason for reason, goes in going.items() if goes)
+
     def _is_too_long(self, tokens: int) -> bool:
         return tokens > self._sized.max_context_tokens
+
+    # ── text ──
+
+    def _refuse_share(self, over: IntArray, asked: IntArray) -> PromiseRefusal:
+        rows = self._requests.live_rows()
+        partial = rows[self._tokens[rows] < self._requests.limits[rows]]
+        newest_first = partial[np.argsort(-self._serials[partial])]
+        return PromiseRefusal(
+            rule=f"rows {over.tolist()} have reached the output that they were promised, and {self._by_band(asked)} more "
+            f"{self._beside(())}",
+            rows=tuple(over.tolist()),
+            overcommitted=tuple(newest_first.tolist()),
+        )
 
     def _too_long(self, tokens: int) -> str:
         return (
@@ -128,27 +350,40 @@ class Admission:
             "sized for"
         )
 
-    def _text(self, asked: IntArray, is_final: bool) -> str:
+    def _does_not_fit(self, prompts: Sequence[int], outputs: Sequence[int], chunk: int) -> str:
         layout = self._sized.layout
         units = ", ".join(
             f"{count} × {band.unit_bytes} bytes of {band.name!r}"
-            for band, count in zip(layout.bands, asked.tolist(), strict=True)
+            for band, count in zip(
+                layout.bands, self._sum(self._demands(prompts, outputs, chunk)).tolist(), strict=True
+            )
         )
-        text = f"{units} at peak do not fit in {layout.arena_bytes - layout.prefix_bytes} bytes"
-        if is_final:
-            return f"{text}, not even alone"
-        return (
-            f"{text} beside what is promised: admitted at peak are {self._by_band(self._total.tolist())}, of which resident now "
-            f"{self._by_band(self._resident_units())}"
-        )
+        chunks = f", in chunks of {chunk} tokens," if chunk > 1 else ", token by token,"
+        if chunk == self._sized.chunk_tokens:
+            chunks = ""
+        return f"{units} at peak{chunks} do not fit in {layout.arena_bytes - layout.prefix_bytes} bytes"
 
-    def _by_band(self, units: Sequence[int]) -> str:
+    def _beside(self, waits_for: Sequence[WillFree]) -> str:
+        resident = [band.live_units for band in self._chain.statistics().bands]
+        text = (
+            f"beside what is promised: admitted at peak are {self._by_band(self.promised_units)}, of which resident now "
+            f"{self._by_band(resident)}"
+        )
+        if not waits_for:
+            return f"{text}; nothing is going to free any"
+        return f"{text}; waits for {', '.join(reason.value for reason in waits_for)}"
+
+    def _by_band(self, units: IntArray | Sequence[int]) -> str:
         bands = self._sized.layout.bands
         return ", ".join(f"{band.name!r} {count}" for band, count in zip(bands, units, strict=True))
 
     def _largest(self, prompt_tokens: int, output_tokens: int) -> str:
-        output = self._sized.max_new_tokens_for_memory(prompt_tokens)
-        prompt = self._sized.max_prompt_tokens_for_memory(output_tokens)
+        output = self.most_output_tokens(prompt_tokens)
+        prompt = self._longest(
+            lambda prompt: self._fits_recomputed([prompt + output_tokens - 1]),
+            1,
+            self._sized.max_prompt_tokens_for_memory(output_tokens),
+        )
         with_prompt = f"at most {output} output tokens" if output else "no output"
         with_output = f"at most {prompt} prompt tokens" if prompt else "no prompt"
         return f"with {prompt_tokens} prompt tokens {with_prompt} could be served, with {output_tokens} output tokens {with_output}"

@@ -12,6 +12,7 @@ from kvtide.ledger import CheckLevel
 from kvtide.plan import GPU_SCRATCH_BYTES, MOVE_SCRATCH_BYTES, KVStoragePlan
 from kvtide.sizing import ServingPolicy, size_plan
 from kvtide.storage.errors import StorageError
+from kvtide.storage.overcommit import Overcommit
 from kvtide.storage.storage import KVStorage
 from kvtide.storage.supported import check_policy, check_supported
 
@@ -35,6 +36,7 @@ def build_kv_storage(
     kernel_offset_bits: int = OFFSET_BITS,
     writes_whole_pages: bool = False,
     policy: ServingPolicy = PLAIN_POLICY,
+    overcommit: Overcommit | None = None,
 ) -> KVStorage:
     """A storage whose arena, mirrors and scratch lie within `budget_bytes`.
 
@@ -54,7 +56,9 @@ def build_kv_storage(
         writes_whole_pages: whether every forward writes its tokens' entries in every layer before any kernel loads their pages. Pages
             that a step fills are then handed out without being zeroed first. A draft whose layers run apart does not.
         policy: how the engine serves. With overlap, a row's next step may be prepared before its last one is processed; requests are
-            priced for it.
+            priced for it. With chunks read in activations, windows bind the tail of a chunk only: the model's attention must read its
+            own tokens there.
+        overcommit: promise less than requests may come to hold; without it, whatever is admitted runs to its end.
 
     Raises:
         StorageError: a plan, policy or device that the storage cannot run, such as several page sizes, drafts, memory whose work has
@@ -64,7 +68,7 @@ def build_kv_storage(
             make no sense.
     """
     check_supported(plan)
-    check_policy(policy)
+    check_policy(plan, policy)
     if scratch_bytes is None:
         scratch_bytes = GPU_SCRATCH_BYTES if torch.device(memory).type == "cuda" else MOVE_SCRATCH_BYTES
     sized = size_plan(
@@ -90,4 +94,5 @@ def build_kv_storage(
         check_level=check_level,
         kernel_offset_bits=kernel_offset_bits,
         writes_whole_pages=writes_whole_pages,
+        overcommit=overcommit,
     )

@@ -8,30 +8,20 @@ import numpy as np
 
 from kvtide.arena import TensorDevice
 from kvtide.chain import ChainAllocator
-from kvtide.device import IntArray
 from kvtide.ledger import InvariantChecks, InvariantError
-from kvtide.plan import KVStoragePlan
 from kvtide.storage.requests import RequestTable
 
 
-def verify_units(
-    plan: KVStoragePlan,
-    requests: RequestTable,
-    first_held: Mapping[str, IntArray],
-    held: Mapping[str, int],
-) -> None:
-    """Raise `InvariantError` unless each band's units, `held`, are those of the rows in use, from `first_held` to their last page."""
-    rows = requests.live_rows()
-    expected = {
-        pool.name: len(rows)
-        if pool.page_tokens is None
-        else int((requests.page_counts[rows] - first_held[pool.name][rows]).sum())
-        for pool in plan.sub_pools
-    }
+def verify_units(held: Mapping[str, int], by_rows: Mapping[str, int], by_cache: Mapping[str, int]) -> None:
+    """Raise `InvariantError` unless each band's units, `held`, are those of the rows in use and of the prefix cache.
+
+    A unit that is fixed or quarantined counts as its row's, or the cache's, until it is freed, and afterwards as withheld.
+    """
+    expected = {name: count + by_cache.get(name, 0) for name, count in by_rows.items()}
     if held != expected:
         raise InvariantError(
             "storage.leak",
-            f"{held} units are held, {len(rows)} rows in use account for {expected}",
+            f"{dict(held)} units are held; rows in use account for {dict(by_rows)}, a cache for {dict(by_cache)}",
             "a release was skipped, or units were taken from the chain directly",
         )
 

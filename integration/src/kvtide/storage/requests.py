@@ -14,6 +14,9 @@ from kvtide.device import IntArray, Mirror
 from kvtide.ledger import InvariantError
 from kvtide.storage.errors import StorageError
 
+NO_CHECKPOINT = int(np.iinfo(np.int64).max)
+"""Of a row without checkpoints on a grid: no retention floor."""
+
 
 class RequestTable:
     """Rows of virtual pages with their lengths; a row is free or belongs to one request."""
@@ -35,6 +38,10 @@ class RequestTable:
         """Tokens that may be written several at a time."""
         self.limits: IntArray = np.zeros(row_count, np.int64)
         """Tokens the request was admitted for."""
+        self.chunk_limits: IntArray = np.zeros(row_count, np.int64)
+        """Most prompt tokens that one forward may write."""
+        self.checkpoint_lengths: IntArray = np.zeros(row_count, np.int64)
+        """Length of the latest checkpoint, 0 before the first: a hit there sets the windows' retention floor; or `NO_CHECKPOINT`."""
         self.state_slots: IntArray = np.full(row_count, -1, np.int64)
         """Virtual state slot; −1 without a state band."""
         self.generations: IntArray = np.zeros(row_count, np.int64)
@@ -48,12 +55,22 @@ class RequestTable:
         """Rows that can be opened."""
         return self._free.free_count
 
-    def open(self, prompts: IntArray, limits: IntArray, state_slots: IntArray) -> IntArray:
+    def open(
+        self,
+        prompts: IntArray,
+        limits: IntArray,
+        state_slots: IntArray,
+        *,
+        chunk_limit: int,
+        checkpoint_length: int,
+    ) -> IntArray:
         """Rows for new requests; the caller has checked that there are as many."""
         rows = self._free.mint(len(limits))
         self._live[rows] = True
         self.prompts[rows] = prompts
         self.limits[rows] = limits
+        self.chunk_limits[rows] = chunk_limit
+        self.checkpoint_lengths[rows] = checkpoint_length
         self.state_slots[rows] = state_slots
         return rows
 
@@ -127,7 +144,16 @@ class RequestTable:
 
     def _columns(self) -> tuple[IntArray, ...]:
         """What is zero of a free row."""
-        return self.page_counts, self.lengths, self.prepared, self.open_steps, self.prompts, self.limits
+        return (
+            self.page_counts,
+            self.lengths,
+            self.prepared,
+            self.open_steps,
+            self.prompts,
+            self.limits,
+            self.chunk_limits,
+            self.checkpoint_lengths,
+        )
 
 
 def ranges(counts: IntArray) -> IntArray:

@@ -10,6 +10,26 @@ from kvtide.chain import ChainStatistics
 
 
 @attrs.frozen(kw_only=True)
+class AdmissionStatistics:
+    """What admission has decided since the start."""
+
+    admitted_requests: int
+    """Requests that got a row."""
+
+    turned_away_requests: int
+    """Requests that were refused for ever when their turn came."""
+
+    retracted_requests: int
+    """Admitted requests whose memory was taken away; 0 unless the policy overcommits."""
+
+    further_shares: int
+    """Shares of output promised beyond the first; 0 unless the policy overcommits."""
+
+    waits: Mapping[str, int]
+    """Refusals that were not final, by what was waited for."""
+
+
+@attrs.frozen(kw_only=True)
 class StorageStatistics:
     """The storage at one moment."""
 
@@ -33,6 +53,12 @@ class StorageStatistics:
 
     admitted_at_peak: Mapping[str, int]
     """Units promised to the rows in use, by band."""
+
+    outstanding: Mapping[str, int]
+    """Units of them that no row holds yet, by band: room that is spoken for."""
+
+    admission: AdmissionStatistics
+    """Verdicts."""
 
     chain: ChainStatistics
     """Bands and bytes."""

@@ -73,11 +73,17 @@ class PreparedStep:
 
 
 def check_step(
-    requests: RequestTable, rows: IntArray, counts: IntArray, *, chunk_tokens: int, forwards_in_flight: int
+    requests: RequestTable,
+    rows: IntArray,
+    counts: IntArray,
+    *,
+    grid_tokens: int | None,
+    forwards_in_flight: int,
 ) -> None:
     """Raise `StorageError` unless a forward over `counts[i]` more tokens of row `rows[i]` may be prepared.
 
-    `forwards_in_flight`: steps of one row that are open at once, this one among them; what admission priced.
+    `forwards_in_flight`: steps of one row that are open at once, this one among them; what admission priced. Chunks end on the grid,
+    where there is one, but for a prompt's last.
     """
     requests.check_live(rows, "prepare a step of")
     if rows.shape != counts.shape or not len(rows):
@@ -90,12 +96,22 @@ def check_step(
             f"cannot prepare a step of rows {waiting.tolist()}: {forwards_in_flight} of their steps, the most that may be open, "
             "were neither advanced over nor abandoned"
         )
-    wrong = rows[(counts <= 0) | (counts > chunk_tokens)]
-    if len(wrong):
+    limits = requests.chunk_limits[rows]
+    is_wrong = (counts <= 0) | (counts > limits)
+    if is_wrong.any():
+        chunks = " or ".join(str(limit) for limit in np.unique(limits[is_wrong]))
         raise StorageError(
-            f"cannot prepare a step of rows {wrong.tolist()}: counts must lie between 1 and the chunk of {chunk_tokens} tokens"
+            f"cannot prepare a step of rows {rows[is_wrong].tolist()}: counts must lie between 1 and the chunk of {chunks} tokens "
+            "that they were admitted with"
         )
     ends = requests.prepared[rows] + counts
+    if grid_tokens is not None:
+        off_grid = rows[(ends < requests.prompts[rows]) & (ends % grid_tokens != 0)]
+        if len(off_grid):
+            raise StorageError(
+                f"cannot prepare a step of rows {off_grid.tolist()}: a chunk that is not a prompt's last ends on the grid of "
+                f"{grid_tokens} tokens, where its checkpoint lies"
+            )
     several = rows[(counts > 1) & (ends > requests.prompts[rows])]
     if len(several):
         raise StorageError(
@@ -117,4 +133,27 @@ def check_turn(requests: RequestTable, step: PreparedStep, rows: IntArray) -> No
     if len(early):
         raise StorageError(
             f"cannot advance over a step of rows {early.tolist()}: an earlier one of theirs comes first"
+        )
+
+
+def check_checkpoints(
+    requests: RequestTable, rows: IntArray, lengths: IntArray, grid_tokens: int | None
+) -> None:
+    """Raise `StorageError` unless row `rows[i]` may have its latest checkpoint at `lengths[i]`, on a grid."""
+    if grid_tokens is None:
+        raise StorageError(
+            "cannot note checkpoints: the policy keeps none on a grid, so nothing is priced that a hit would read"
+        )
+    if rows.shape != lengths.shape:
+        raise StorageError(f"cannot note checkpoints of {len(rows)} rows at {len(lengths)} lengths")
+    is_wrong = (
+        (lengths % grid_tokens != 0)
+        | (lengths > requests.prepared[rows])
+        | (lengths < requests.checkpoint_lengths[rows])
+    )
+    if is_wrong.any():
+        raise StorageError(
+            f"cannot note checkpoints of rows {rows[is_wrong].tolist()} at {lengths[is_wrong].tolist()} tokens: they lie on the "
+            f"grid of {grid_tokens} tokens, no further than {requests.prepared[rows[is_wrong]].tolist()} and no earlier than "
+            f"{requests.checkpoint_lengths[rows[is_wrong]].tolist()}"
         )

@@ -1,16 +1,18 @@
-"""`KVStorage`: everything a hybrid model's requests keep on the device, behind a few verbs over rows (rows K1-K4, K6, K11).
+"""`KVStorage`: everything a hybrid model's requests keep on the device, behind a few verbs over rows (rows K1-K7, K11).
 
 | verb | when | refuses | waits for |
 | - | - | - | - |
 | `arrival_refusal` | a request arrives | what could never be admitted; changes nothing | nothing |
-| `admit` | requests are to begin | peaks that do not pack beside what is promised | nothing |
-| `prepare_step` | before a forward | a take that no layout holds (never after an admission) | the schedule stream, for pages it settles |
+| `admit` | requests are to begin | peaks that do not fit beside what is promised: to wait, or for good | the schedule stream, as below |
+| `prepare_step` | before a forward | under `Overcommit`, a further share of output; else nothing | the schedule stream, for pages it settles |
 | `launch_forward` | the forward is about to be queued | – | the forward stream, for the upload |
 | `record_forward` | it has been queued | – | the schedule stream, for its read end |
 | `abandon` | it will not run after all | – | the schedule stream, for what was queued of it |
 | `forward_processed` | its result has been looked at | – | nothing |
-| `advance` | its tokens count as written | – | nothing |
+| `checkpoints_taken` | states were kept for hits, before `advance` | – | nothing |
+| `advance` | its tokens count as written; windows retire | – | nothing |
 | `release` | a request is over | – | nothing |
+| `retract` | a further share was refused | – | nothing |
 | `flush_opportunistic` | nothing better to do | – | the schedule stream, for copies of others |
 
 With overlap forward N + 1 is prepared, launched and recorded before N is processed; then N is processed, advanced over, and what is
@@ -19,7 +21,8 @@ over is released, while N + 1 runs:
     host      prepare, launch, record N + 1 │ processed, advance, release N │ prepare, launch, record N + 2 │ …
     forwards  … N ┤ N + 1 ……………………………………………………………………… ┤ N + 2 …
 
-No verb makes the host wait. Rows and counts are int64 arrays, or what NumPy makes of them without rounding; a verb acts on all
+What is promised, and so who is admitted, waits or is turned away: `kvtide.storage.admission`. What a step takes and a window gives
+up: `kvtide.storage.row_units`. No verb makes the host wait. Rows and counts are int64 arrays, or what NumPy makes of them without rounding; a verb acts on all
 of them at once, or raises `StorageError` (or `InvariantError`, for a hook that was skipped) before it changes anything.
 """
 
@@ -34,19 +37,23 @@ import structlog
 from kvtide.arena import OFFSET_BITS, RoutedKVCache, TensorDevice
 from kvtide.chain import ChainAllocator, Taken, TakeRefusal
 from kvtide.device import IntArray, UnitGrid
-from kvtide.ledger import CheckLevel, ForwardSteps, InvariantChecks, InvariantError, LaunchRecord
+from kvtide.ledger import CheckLevel, ForwardSteps, InvariantChecks, LaunchRecord
 from kvtide.plan import ArenaLayout, KVStoragePlan
 from kvtide.sizing import SizedPlan, mirror_lengths
-from kvtide.storage.admission import Admission, AdmissionRefusal
+from kvtide.storage.admission import ChainPrefillBudget
 from kvtide.storage.errors import StorageError
+from kvtide.storage.evicting_takes import EvictingTakes
 from kvtide.storage.forward_ids import IdTranslator, UnresolvedIds
 from kvtide.storage.idle_checks import verify_mirrors, verify_units
+from kvtide.storage.overcommit import Overcommit
+from kvtide.storage.prefix_cache import PrefixCache
 from kvtide.storage.read_ends import SharedReadEnds
-from kvtide.storage.requests import RequestTable, ranges
+from kvtide.storage.refusals import AdmissionRefusal, PromiseRefusal
+from kvtide.storage.requests import NO_CHECKPOINT, RequestTable, ranges
 from kvtide.storage.row_state import RowResets, RowState
+from kvtide.storage.row_units import RowUnits
 from kvtide.storage.statistics import StorageStatistics
-from kvtide.storage.step_pages import takes_of_step, writes_of_step
-from kvtide.storage.steps import PreparedStep, StepState, check_step, check_turn
+from kvtide.storage.steps import PreparedStep, StepState, check_checkpoints, check_step, check_turn
 from kvtide.storage.supported import check_device, check_policy, check_supported
 from kvtide.storage.whole_numbers import whole_numbers
 
@@ -64,10 +71,11 @@ class KVStorage:
         check_level: CheckLevel = CheckLevel.OFF,
         kernel_offset_bits: int = OFFSET_BITS,
         writes_whole_pages: bool = False,
+        overcommit: Overcommit | None = None,
     ) -> None:
         """Empty, over the arena of `device`; arguments and errors as `build_kv_storage`."""
         check_supported(sized.plan)
-        check_policy(sized.policy)
+        check_policy(sized.plan, sized.policy)
         check_device(device)
         self.sized = sized
         self.device = device
@@ -95,8 +103,12 @@ class KVStorage:
         self._row_resets = RowResets(sized.max_running_requests)
         self._forwards_in_flight = 2 if sized.policy.overlap else 1
         self._launches = self._aborted_launches = self._flushed_units = 0
-        self._admission = Admission(sized, lambda: list(self.resident_now().values()))
-        self._writes_whole_pages = writes_whole_pages
+        self._grid = sized.policy.grid_tokens(sized.plan)
+        self._units = RowUnits(sized, self.requests, self.chain, writes_whole_pages=writes_whole_pages)
+        self._takes = EvictingTakes(self.chain)
+        self._admission = ChainPrefillBudget(
+            sized, self.chain, self._takes, self.requests, units=self._units, overcommit=overcommit
+        )
         self._translator = IdTranslator(
             device,
             {band.name: band.page_tokens for band in sized.layout.bands},
@@ -104,11 +116,6 @@ class KVStorage:
             self.row_state,
             self._checks,
         )
-        # The owner last: a virtual page returns with it.
-        self._release_order = sorted(sized.plan.token_sub_pools, key=lambda pool: pool is sized.plan.owner)
-        self._first_held = {
-            pool.name: np.zeros(sized.max_running_requests, np.int64) for pool in sized.plan.token_sub_pools
-        }
 
     @property
     def plan(self) -> KVStoragePlan:
@@ -137,11 +144,13 @@ class KVStorage:
         return self._admission.most_output_tokens(prompt_tokens)
 
     def admit(
-        self, prompt_tokens: npt.ArrayLike, output_tokens: npt.ArrayLike
+        self, prompt_tokens: npt.ArrayLike, output_tokens: npt.ArrayLike, *, whole: bool = False
     ) -> IntArray | AdmissionRefusal:
         """Rows for requests of these lengths, all of them or a refusal; each gets its state slot, zero-filled.
 
-        Whatever is admitted can run to its end: no later take of it is refused.
+        Whatever is admitted can run to its end, in chunks of at most `requests.chunk_limits[row]` tokens: no later take of it is
+        refused. Under `Overcommit` that holds for a share of the output; `whole` promises all of it, as a request that was retracted
+        must be. A refusal says what is waited for, or that waiting would be for ever.
         """
         prompts, outputs = (
             whole_numbers("prompt_tokens", prompt_tokens),
@@ -149,31 +158,34 @@ class KVStorage:
         )
         if prompts.shape != outputs.shape:
             raise StorageError(f"cannot admit {len(prompts)} prompts with {len(outputs)} outputs")
-        demands = [
-            self._admission.demand(prompt, output)
-            for prompt, output in zip(prompts.tolist(), outputs.tolist(), strict=True)
-        ]
-        limits = prompts + outputs - 1
-        refusal = self._admission.refuse(demands, int(limits.max(initial=0)) + 1, self.requests.free_count)
-        if refusal is not None:
-            return refusal
-        slots = np.full(len(demands), -1, np.int64)
+        promise = self._admission.offer(prompts.tolist(), outputs.tolist(), whole=whole)
+        if isinstance(promise, AdmissionRefusal):
+            return promise
+        slots = np.full(len(prompts), -1, np.int64)
         if self.plan.state_sub_pool is not None:
-            taken = self.chain.take(state_slots=len(demands))
-            if isinstance(taken, TakeRefusal):
-                raise _broken_promise(taken)
-            slots = taken.state_slots
-        rows = self.requests.open(prompts, limits, slots)
+            slots = self._takes.take_slots(len(prompts))
+        rows = self.requests.open(
+            prompts,
+            prompts + outputs - 1,
+            slots,
+            chunk_limit=promise.chunk_limit,
+            checkpoint_length=NO_CHECKPOINT if self._grid is None else 0,
+        )
         self._row_resets.mark(rows)
-        self._admission.promise(rows, demands)
+        self._admission.promise(rows, promise)
+        self._units.begin(rows)
         return rows
 
-    def prepare_step(self, rows: npt.ArrayLike, counts: npt.ArrayLike) -> PreparedStep | TakeRefusal:
+    def prepare_step(
+        self, rows: npt.ArrayLike, counts: npt.ArrayLike
+    ) -> PreparedStep | TakeRefusal | PromiseRefusal:
         """Hold pages for `counts[i]` more tokens of row `rows[i]`; the step of one forward over these rows.
 
         The forward of a row's last step may still run, where the policy overlaps: its tokens count as written. Refused, as errors, are
-        rows that are not in use or have more steps open, counts that are not positive or longer than a chunk, several tokens at once
-        past the prompt, and more tokens than a row was admitted for.
+        rows that are not in use or have more steps open, counts that are not positive or longer than a row's chunk limit, a chunk
+        that ends off the grid of checkpoints within a prompt, several tokens at once past the prompt, and more tokens than a row was
+        admitted for. Refused, as values, with nothing changed: a further share of output (`PromiseRefusal`, under `Overcommit` only);
+        a take that fixed units or transfers are in the way of (`TakeRefusal`).
         """
         rows, counts = whole_numbers("rows", rows), whole_numbers("counts", counts)
         self._steps.check_pages_may_change("a step")
@@ -181,22 +193,22 @@ class KVStorage:
             self.requests,
             rows,
             counts,
-            chunk_tokens=self.sized.chunk_tokens,
+            grid_tokens=self._grid,
             forwards_in_flight=self._forwards_in_flight,
         )
         starts = self.requests.prepared[rows]
         ends = starts + counts
+        refusal = self._admission.extend(rows, ends)
+        if refusal is not None:
+            return refusal
         taken: Taken | None = None
-        new_pages = np.maximum(0, -(-ends // self.plan.page_tokens) - self.requests.page_counts[rows])
-        if self.plan.owner is not None and new_pages.any():
-            answer = self.chain.take(
-                pages=int(new_pages.sum()),
-                bands=takes_of_step(self.plan, new_pages, ends) if self._writes_whole_pages else None,
-            )
+        take = self._units.take_of_step(rows, ends)
+        if take is not None:
+            answer = self._takes.take_pages(take.page_count, take.bands)
             if isinstance(answer, TakeRefusal):
                 return answer
             taken = answer
-            self.requests.append(rows, new_pages, taken.pages)
+            self._units.taken(rows, take, taken.pages)
         self.requests.prepared[rows] = ends
         self.requests.open_steps[rows] += 1
         return PreparedStep(rows, counts, starts, self.requests.generations[rows], taken)
@@ -242,7 +254,7 @@ class KVStorage:
         device, before = self.device, self._steps.newest_recorded
         step.done_event = device.record_event(device.forward_stream)
         recorded = self._steps.forward_recorded(record, step.done_event)
-        self.chain.forward_recorded(recorded, writes_of_step(self.plan, self.requests, step))
+        self.chain.forward_recorded(recorded, self._units.writes_of_step(step))
         if step.taken is not None:
             self.chain.written(step.taken)
         step.state = StepState.RECORDED
@@ -289,28 +301,33 @@ class KVStorage:
         self.requests.open_steps[rows] -= 1
         step.state = StepState.ABANDONED
 
+    def checkpoints_taken(self, rows: npt.ArrayLike, lengths: npt.ArrayLike) -> None:
+        """Note that the latest checkpoint of row `rows[i]` lies at `lengths[i]` tokens: its windows keep what a hit there reads.
+
+        Admission prices each checkpoint as taken by the time the forward that reaches it is advanced over, so call it before that
+        `advance`. Raises `StorageError` without a policy that keeps checkpoints on a grid, and for a length that is off the grid,
+        not reached by a forward, or before the one noted last.
+        """
+        rows, lengths = whole_numbers("rows", rows), whole_numbers("lengths", lengths)
+        self.requests.check_live(rows, "note checkpoints of")
+        check_checkpoints(self.requests, rows, lengths, self._grid)
+        self.requests.checkpoint_lengths[rows] = lengths
+
     def advance(self, step: PreparedStep) -> None:
         """Count the tokens of a processed step as written, and retire window pages that fell behind.
 
-        The next token, at position n, reads a window of W from n - W + 1 on, an attention chunk from its own start; pages wholly
-        before that are freed; a forward in flight may still load them, so they pend until it is over. Rows that were released
-        meanwhile are left alone.
+        The next token, at position n, reads a window of W from n - W + 1 on, an attention chunk from its own start, and a hit on the
+        latest checkpoint (`checkpoints_taken`) the same from there; pages wholly before both are freed. A forward in flight may still load them,
+        so they pend until it is over. Rows that were released meanwhile are left alone.
         """
         step.check_state("advance over", StepState.PROCESSED)
         self._steps.check_pages_may_change("an advance")
         is_same = self.requests.is_same_request(step.rows, step.generations)
         rows = step.rows[is_same]
         check_turn(self.requests, step, rows)
-        lengths = step.starts[is_same] + step.counts[is_same]
-        self.requests.lengths[rows] = lengths
+        self.requests.lengths[rows] = step.starts[is_same] + step.counts[is_same]
         self.requests.open_steps[rows] -= 1
-        for pool in self._release_order:
-            if pool.window_tokens is not None:
-                first_read = np.maximum(0, lengths - pool.window_tokens + 1)
-                self._free_before(pool.name, rows, first_read // self.plan.page_tokens)
-            elif pool.chunk_tokens is not None:
-                chunk_start = lengths - lengths % pool.chunk_tokens
-                self._free_before(pool.name, rows, chunk_start // self.plan.page_tokens)
+        self._units.retire(rows)
         step.state = StepState.DONE
 
     def release(self, rows: npt.ArrayLike) -> None:
@@ -318,13 +335,24 @@ class KVStorage:
         rows = whole_numbers("rows", rows)
         self.requests.check_live(rows, "release")
         self._steps.check_pages_may_change("a release")
-        for pool in self._release_order:
-            self._free_before(pool.name, rows, self.requests.page_counts[rows])
-            self._first_held[pool.name][rows] = 0
-        if self.plan.state_sub_pool is not None:
-            self.chain.free_state_slots(self.requests.state_slots[rows])
+        self._units.release(rows)
         self._admission.release(rows)
         self.requests.close(rows)
+
+    def retract(self, rows: npt.ArrayLike) -> None:
+        """Take the memory of running requests away, as `release` does, so that others go on; they are queued again.
+
+        A retracted request is admitted anew with its prompt and what it has generated as the prompt, and with `whole`: it recomputes
+        its entries, and is not retracted again.
+        """
+        rows = whole_numbers("rows", rows)
+        self.release(rows)
+        self._admission.retracted(rows)
+        log.info("storage.retracted", rows=rows.tolist())
+
+    def use_cache(self, cache: PrefixCache) -> None:
+        """Have admission count what `cache` could evict, and takes evict it; raises `StorageError` for a second one."""
+        self._takes.use(cache)
 
     def flush_opportunistic(self) -> int:
         """Close holes while there is nothing better to do; how many units moved.
@@ -351,16 +379,18 @@ class KVStorage:
             aborted_launches=self._aborted_launches,
             flushed_units=self._flushed_units,
             admitted_at_peak=self.admitted_at_peak(),
+            outstanding=self._by_band(self._admission.outstanding_units.tolist()),
+            admission=self._admission.statistics(),
             chain=self.chain.statistics(),
         )
 
     def admitted_at_peak(self) -> dict[str, int]:
         """Units promised to the rows in use, by band: what they hold at most, all together. Admission keeps to these."""
-        return self._by_band(self._admission.total_units.tolist())
+        return self._by_band(self._admission.promised_units.tolist())
 
     def resident_now(self) -> dict[str, int]:
         """Units that the rows in use hold at this moment, by band; never more than `admitted_at_peak`."""
-        return {band.name: band.live_units for band in self.chain.statistics().bands}
+        return self._by_band(self._units.counts.sum(axis=1).tolist())
 
     def verify_idle(self) -> None:
         """Raise `InvariantError` unless bytes are conserved, and units, promises and rows are those of the requests (K11).
@@ -369,7 +399,8 @@ class KVStorage:
         every id that forwards translated must have lain in its table (L8).
         """
         self.chain.verify_byte_accounting()
-        verify_units(self.plan, self.requests, self._first_held, self.resident_now())
+        held = {band.name: band.live_units for band in self.chain.statistics().bands}
+        verify_units(held, self.resident_now(), self._takes.held_units())
         self.requests.verify_idle()
         self._admission.verify(self.requests.live_rows())
         self._translator.verify()
@@ -386,22 +417,3 @@ class KVStorage:
         step.check_state(action, state)
         assert step.launch is not None, "a launched step has its record"
         return step.launch
-
-    def _free_before(self, band_name: str, rows: IntArray, page_ends: IntArray) -> None:
-        """Free the rows' pages that one band still holds before `page_ends`."""
-        first = self._first_held[band_name][rows]
-        ends = np.maximum(first, page_ends)
-        virtual = self.requests.held(rows, first, ends)
-        if len(virtual):
-            self.chain.free_pages(band_name, virtual)
-            self._first_held[band_name][rows] = ends
-            if band_name == self.layout.owner:
-                self.requests.forget(rows, first, ends)
-
-
-def _broken_promise(refusal: TakeRefusal) -> InvariantError:
-    return InvariantError(
-        "storage.admission_guarantee",
-        f"an admitted request was refused: {refusal}",
-        "a demand was priced too low",
-    )

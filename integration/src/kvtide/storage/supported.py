@@ -5,18 +5,13 @@ from __future__ import annotations
 from kvtide.arena import TensorDevice
 from kvtide.device import ImmediateStreams
 from kvtide.plan import KVStoragePlan
-from kvtide.sizing import CheckpointStrategy, ChunkReads, ServingPolicy
+from kvtide.sizing import CheckpointStrategy, ServingPolicy
 from kvtide.storage.errors import StorageError
 
 
-def check_policy(policy: ServingPolicy) -> None:
+def check_policy(plan: KVStoragePlan, policy: ServingPolicy) -> None:
     """Raise `StorageError` where requests are priced for another life than they lead here."""
-    if policy.chunk_reads is not ChunkReads.PAGES:
-        raise StorageError(
-            f"cannot run a plan priced for chunks that read {policy.chunk_reads.value}: a step takes window pages for its whole "
-            "chunk, so admission would promise too little"
-        )
-    if policy.strategy is not CheckpointStrategy.NONE:
+    if policy.strategy is not CheckpointStrategy.NONE and plan.state_sub_pool is not None:
         raise StorageError(
             f"cannot run checkpoints of strategy {policy.strategy.value!r}: there is no prefix tree that would keep them"
         )

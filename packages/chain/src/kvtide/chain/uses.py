@@ -14,7 +14,7 @@ from kvtide.chain.checks import bound_units, checked
 from kvtide.chain.errors import ChainError
 from kvtide.chain.units import some
 from kvtide.device import IntArray
-from kvtide.ledger import NetworkTransfer, ReceiveHold, Signal
+from kvtide.ledger import HostCopy, NetworkTransfer, ReceiveHold, Signal
 
 
 class ChainUses:
@@ -26,6 +26,16 @@ class ChainUses:
 
     def __init__(self, bands: ChainBands) -> None:
         self._bands = bands
+
+    @property
+    def has_host_copies(self) -> bool:
+        """Whether a host copy is in flight: when it ends it lets go of its units."""
+        return any(isinstance(signal, HostCopy) for band in self._bands for signal in band.usage.signals())
+
+    @property
+    def bind_layout(self) -> bool:
+        """Whether fixed units, transfers or holds bear on where some band may stand."""
+        return any(band.usage.binds_layout for band in self._bands)
 
     def begin(self, signal: Signal, units: Mapping[str, IntArray]) -> None:
         """A copy or transfer of these units is submitted; whoever writes them next waits for it as `CLEARANCE` says."""

@@ -196,12 +196,12 @@ _ALL = (
     ),
     Invariant(
         id="chain.window_segment_bound",
-        guard="chain",
+        guard="storage",
         holds="A window's segment free names slots that the window still binds.",
     ),
     Invariant(
         id="chain.window_segment_released",
-        guard="chain",
+        guard="storage",
         holds="A full-attention segment free names slots that every window has released.",
     ),
     Invariant(
@@ -270,6 +270,16 @@ _ALL = (
         id="storage.promise_leak",
         guard="storage",
         holds="At idle, the units promised in all are those promised to the rows in use.",
+    ),
+    Invariant(
+        id="storage.held_within_promise",
+        guard="storage",
+        holds="At idle, no row holds more of a band than it was promised.",
+    ),
+    Invariant(
+        id="storage.promise_kept",
+        guard="storage",
+        holds="At idle, all that is promised and not held can be laid out, caches evicted, unless units are fixed or under a transfer.",
     ),
     Invariant(
         id="storage.admission_guarantee",

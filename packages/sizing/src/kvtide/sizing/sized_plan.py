@@ -83,6 +83,11 @@ class SizedPlan:
         return -(-longest // self.plan.page_tokens)
 
     @property
+    def least_chunk_tokens(self) -> int:
+        """Tokens of the shortest chunk limit that a request can be given: one interval of checkpoints, else one."""
+        return self.policy.grid_tokens(self.plan) or 1
+
+    @property
     def used_bytes(self) -> int:
         """Arena and everything beside it; within 16 bytes and a table entry of the budget."""
         return self.layout.arena_bytes + sum(term.byte_count for term in self.fixed if not term.in_arena)
@@ -94,22 +99,26 @@ class SizedPlan:
         output_tokens: int,
         purpose: DemandPurpose = DemandPurpose.CEILING,
         cached_tokens: int = 0,
+        chunk_tokens: int | None = None,
     ) -> KVDemand:
-        """`request_demand` under this plan's chunk and policy."""
+        """`request_demand` under this plan's policy, and its chunk unless it is given shorter ones."""
         return request_demand(
             self.plan,
             prompt_tokens=prompt_tokens,
             output_tokens=output_tokens,
-            chunk_tokens=self.chunk_tokens,
+            chunk_tokens=self.chunk_tokens if chunk_tokens is None else chunk_tokens,
             purpose=purpose,
             cached_tokens=cached_tokens,
             policy=self.policy,
         )
 
-    def context_demand(self, context_tokens: int) -> KVDemand:
-        """`context_demand` under this plan's chunk and policy."""
+    def context_demand(self, context_tokens: int, *, chunk_tokens: int | None = None) -> KVDemand:
+        """`context_demand` under this plan's policy, and its chunk unless it is given shorter ones."""
         return context_demand(
-            self.plan, context_tokens=context_tokens, chunk_tokens=self.chunk_tokens, policy=self.policy
+            self.plan,
+            context_tokens=context_tokens,
+            chunk_tokens=self.chunk_tokens if chunk_tokens is None else chunk_tokens,
+            policy=self.policy,
         )
 
     def resident_demand(self, written_tokens: int) -> KVDemand:
@@ -117,8 +126,13 @@ class SizedPlan:
         return resident_demand(self.plan, written_tokens=written_tokens, policy=self.policy)
 
     def fits_alone(self, *, prompt_tokens: int, output_tokens: int) -> bool:
-        """Whether an arena that holds nothing else serves such a request to its end. Raises what `request_demand` raises."""
-        demand = self.demand(prompt_tokens=prompt_tokens, output_tokens=output_tokens)
+        """Whether an arena that holds nothing else serves such a request to its end, if need be in the shortest chunks.
+
+        Raises what `request_demand` raises.
+        """
+        demand = self.demand(
+            prompt_tokens=prompt_tokens, output_tokens=output_tokens, chunk_tokens=self.least_chunk_tokens
+        )
         return (
             prompt_tokens + output_tokens <= self.max_context_tokens
             and pack(self.layout, demand.units) is not None

@@ -75,7 +75,10 @@ def test_a_refusal_at_arrival_names_what_does_not_fit_and_what_would() -> None:
     """An operator reads which limit it was, a client which lengths to send instead."""
     storage = hybrid(3_000)
     memory = str(storage.arrival_refusal(55, 9))
-    assert re.search(r"16 × \d+ bytes of 'full' at peak do not fit in \d+ bytes, not even alone; ", memory)
+    assert re.search(
+        r"16 × \d+ bytes of 'full' at peak, token by token, do not fit in \d+ bytes, not even alone; ",
+        memory,
+    )
     lengths = re.search(
         r"with 55 prompt tokens (.*) could be served, with 9 output tokens at most (\d+) ", memory
     )

@@ -28,7 +28,7 @@ from kvtide.plan import (
     WindowLifetime,
     plan_kv_storage,
 )
-from kvtide.sizing import ChunkReads, ServingPolicy, SizingError, size_plan
+from kvtide.sizing import CheckpointStrategy, ServingPolicy, SizingError, size_plan
 from kvtide.storage import (
     AdmissionRefusal,
     KVStorage,
@@ -603,9 +603,9 @@ def test_targets_limit_nothing_at_run_time() -> None:
     assert not isinstance(tight.admit([tokens + 8], [1]), AdmissionRefusal)
 
 
-@pytest.mark.requirement("K5", "S5")
-def test_a_plan_that_is_priced_for_less_than_it_holds_is_refused() -> None:
-    """Admission would promise the tail of a chunk, and the step would take all of it."""
+@pytest.mark.requirement("K1", "S5")
+def test_a_plan_that_is_priced_for_checkpoints_of_states_is_refused() -> None:
+    """Nobody would keep them: the slots they are priced with would stand idle, and no prefix would ever be hit."""
     plan = plan_of(windows=(5,), full=True, state=True, page_tokens=4)
     sized = size_plan(
         plan,
@@ -613,7 +613,7 @@ def test_a_plan_that_is_priced_for_less_than_it_holds_is_refused() -> None:
         max_running_requests=4,
         max_context_tokens=64,
         chunk_tokens=8,
-        policy=ServingPolicy(chunk_reads=ChunkReads.ACTIVATIONS),
+        policy=ServingPolicy(strategy=CheckpointStrategy.NO_BUFFER),
     )
-    with pytest.raises(StorageError, match="priced for chunks that read activations"):
+    with pytest.raises(StorageError, match="no prefix tree that would keep them"):
         KVStorage(sized, CPUDevice(KVArena.allocate(sized.layout.arena_bytes)))

@@ -1,0 +1,71 @@
+"""Takes that have a prefix cache make room: where nothing is left to take, what the cache chooses is evicted first (rows K5, K8)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kvtide.chain import BandTake, ChainAllocator, Taken, TakeRefusal
+from kvtide.device import IntArray
+from kvtide.ledger import InvariantError
+from kvtide.storage.errors import StorageError
+from kvtide.storage.prefix_cache import PrefixCache
+
+
+class EvictingTakes:
+    """Takes from one chain, and the cache, if any, whose units may be evicted for them."""
+
+    def __init__(self, chain: ChainAllocator) -> None:
+        """No cache."""
+        self._chain = chain
+        self._cache: PrefixCache | None = None
+
+    def use(self, cache: PrefixCache) -> None:
+        """Evict what `cache` chooses, from now on; raises `StorageError` for a second cache."""
+        if self._cache is not None:
+            raise StorageError("cannot use a second prefix cache: what one evicts the other may have counted")
+        self._cache = cache
+
+    def held_units(self) -> Mapping[str, int]:
+        """Units of the cache that no row accounts for, by band."""
+        return {} if self._cache is None else self._cache.held_units()
+
+    def has_room(self, units: Mapping[str, int]) -> bool:
+        """Whether so many units fit, by band, once all that is evictable has been evicted."""
+        evictable = {} if self._cache is None else self._cache.evictable_units()
+        return self._chain.admits(units, evictable)
+
+    def take_slots(self, count: int) -> IntArray:
+        """State slots that were promised this moment; raises `InvariantError` where they are refused."""
+        answer = self._take(0, count, None)
+        if isinstance(answer, TakeRefusal):
+            raise _broken_promise(answer)
+        return answer.state_slots
+
+    def take_pages(self, pages: int, bands: Mapping[str, BandTake] | None) -> Taken | TakeRefusal:
+        """Pages that were promised. Refused, with nothing evicted, only where fixed units or transfers have come in the way since.
+
+        Raises `InvariantError` for any other refusal.
+        """
+        answer = self._take(pages, 0, bands)
+        if isinstance(answer, TakeRefusal) and not self._chain.uses.bind_layout:
+            raise _broken_promise(answer)
+        return answer
+
+    def _take(self, pages: int, slots: int, bands: Mapping[str, BandTake] | None) -> Taken | TakeRefusal:
+        answer = self._chain.take(pages=pages, state_slots=slots, bands=bands)
+        if isinstance(answer, Taken) or self._cache is None:
+            return answer
+        asked = {band.name: band.asked for band in answer.bands}
+        with self._chain.capacity_decision("an eviction"):
+            if not self.has_room(asked):
+                return answer
+            self._cache.evict_until(lambda freed: self._chain.fits_after_frees(asked, freed))
+        return self._chain.take(pages=pages, state_slots=slots, bands=bands)
+
+
+def _broken_promise(refusal: TakeRefusal) -> InvariantError:
+    return InvariantError(
+        "storage.admission_guarantee",
+        f"an admitted request was refused: {refusal}",
+        "a demand was priced too low, or units were taken that nobody was promised",
+    )

@@ -1,0 +1,237 @@
+"""Overcommit: less is promised, more is admitted, and whoever is retracted still finishes (K5)."""
+
+from __future__ import annotations
+
+import attrs
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvtide.arena import SCRATCH_BYTES
+from kvtide.sizing import CheckpointStrategy, ChunkReads, ServingPolicy, SizingError
+from kvtide.storage import (
+    AdmissionRefusal,
+    KVStorage,
+    Overcommit,
+    PreparedStep,
+    PromiseRefusal,
+    StorageError,
+    build_kv_storage,
+)
+
+from .test_storage import CHUNK_TOKENS, MODELS, plan_of
+from .tiny import tiny_plan, tiny_storage
+
+
+@attrs.define(eq=False)
+class Job:
+    """A request as its scheduler knows it."""
+
+    prompt: int
+    output: int
+    """Limit."""
+    ends_at: int
+    """Tokens after which it stops by itself."""
+    generated: int = 0
+    row: int | None = None
+    retracted: int = 0
+
+
+class Scheduler:
+    """Serves jobs over a storage that overcommits: who is refused a share makes the newest overcommitted rows leave."""
+
+    def __init__(self, storage: KVStorage, jobs: list[Job]) -> None:
+        self.storage = storage
+        self.waiting = list(jobs)
+        self.running: list[Job] = []
+
+    def admit(self) -> None:
+        while self.waiting:
+            job = self.waiting[0]
+            rows = self.storage.admit(
+                [job.prompt + job.generated], [job.output - job.generated], whole=job.retracted > 0
+            )
+            if isinstance(rows, AdmissionRefusal):
+                assert not rows.is_final, f"it was served at its arrival: {rows}"
+                assert self.running, "nothing waits while nothing will free"
+                return
+            job.row = int(rows[0])
+            self.running.append(self.waiting.pop(0))
+
+    def step(self, job: Job) -> None:
+        """One forward of one job, whoever must leave for it."""
+        requests = self.storage.requests
+        assert job.row is not None
+        left = int(requests.prompts[job.row] - requests.prepared[job.row])
+        count = min(left, int(requests.chunk_limits[job.row])) if left > 0 else 1
+        while isinstance(step := self.storage.prepare_step([job.row], [count]), PromiseRefusal):
+            assert step.rows == (job.row,)
+            assert len(self.running) > 1, "what is left alone always fits"
+            self.retract(step.overcommitted[0])
+            if job.row is None:
+                return
+        assert isinstance(step, PreparedStep), f"{step}"
+        self.storage.launch_forward(step)
+        self.storage.record_forward(step)
+        self.storage.forward_processed(step)
+        self.storage.advance(step)
+        if requests.lengths[job.row] >= requests.prompts[job.row]:
+            job.generated += 1
+        if job.generated == min(job.ends_at, job.output):
+            self.storage.release([job.row])
+            self.running.remove(job)
+
+    def retract(self, row: int) -> None:
+        job = next(job for job in self.running if job.row == row)
+        self.storage.retract([row])
+        job.row = None
+        job.retracted += 1
+        self.running.remove(job)
+        self.waiting.insert(0, job)
+
+
+@pytest.mark.requirement("K5", "K11")
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_every_request_finishes_and_none_is_retracted_twice(data: st.DataObject) -> None:
+    """A retraction storm, each newcomer pushing out the last, computes for ever and serves nobody. Here a retracted request comes
+    back with its whole output promised, so there are no more retractions than requests.
+    """
+    plan = plan_of(**data.draw(st.sampled_from(MODELS)), page_tokens=data.draw(st.sampled_from([1, 4])))
+    policy = ServingPolicy(
+        overlap=data.draw(st.booleans()), chunk_reads=data.draw(st.sampled_from(ChunkReads))
+    )
+    try:
+        storage = build_kv_storage(
+            plan,
+            budget_bytes=SCRATCH_BYTES + data.draw(st.integers(3_000, 9_000)),
+            max_running_requests=6,
+            max_context_tokens=64,
+            chunk_tokens=CHUNK_TOKENS,
+            policy=policy,
+            overcommit=Overcommit(data.draw(st.sampled_from([0.1, 0.25, 0.5, 1]))),
+        )
+    except SizingError:
+        return
+    jobs = []
+    for _ in range(data.draw(st.integers(1, 8))):
+        prompt, output = data.draw(st.integers(1, 20)), data.draw(st.integers(1, 30))
+        output = min(output, storage.max_new_tokens_for_memory(prompt))
+        if output:
+            assert storage.arrival_refusal(prompt, output) is None
+            jobs.append(Job(prompt, output, ends_at=data.draw(st.integers(1, output))))
+    scheduler = Scheduler(storage, jobs)
+    for _ in range(8 * 60 * 4):
+        scheduler.admit()
+        if not scheduler.running:
+            break
+        scheduler.step(data.draw(st.sampled_from(scheduler.running)))
+        storage.verify_idle()
+    assert not scheduler.waiting
+    assert not scheduler.running
+    assert all(job.retracted <= 1 for job in jobs)
+    statistics = storage.statistics().admission
+    assert statistics.retracted_requests == sum(job.retracted for job in jobs) <= len(jobs)
+    assert set(storage.resident_now().values()) <= {0}
+
+
+def served(overcommit: Overcommit | None, ends_at: int) -> tuple[int, int]:
+    """Requests of a prompt of 2 and an output limit of 10, all of which end at `ends_at`: most in service at once, retractions."""
+    storage = tiny_storage(tiny_plan(), units=24, rows=8, overcommit=overcommit)
+    scheduler = Scheduler(storage, [Job(2, 10, ends_at) for _ in range(8)])
+    most = 0
+    while scheduler.running or scheduler.waiting:
+        scheduler.admit()
+        most = max(most, len(scheduler.running))
+        for job in list(scheduler.running):
+            if job in scheduler.running:
+                scheduler.step(job)
+    return most, storage.statistics().admission.retracted_requests
+
+
+@pytest.mark.requirement("K5")
+def test_overcommit_serves_more_at_once_and_pays_only_where_outputs_run_long() -> None:
+    """That is the trade: guaranteed admission promises 11 pages each, so two fit; a third of the output is 6, so four do."""
+    assert served(None, ends_at=3) == (2, 0)
+    assert served(Overcommit(0.34), ends_at=3) == (4, 0)
+    assert served(None, ends_at=10) == (2, 0)
+    most, retracted = served(Overcommit(0.34), ends_at=10)
+    assert most == 4
+    assert 0 < retracted <= 8
+
+
+@pytest.mark.requirement("K5")
+def test_a_share_that_finds_no_room_is_refused_with_nothing_changed_and_names_who_could_leave() -> None:
+    """The scheduler picks; what it needs to know is who was promised less than all, and who came last."""
+    storage = tiny_storage(tiny_plan(), units=12, rows=4, overcommit=Overcommit(0.5))
+    whole = storage.admit([1], [2], whole=True)
+    first = storage.admit([1], [4])
+    second = storage.admit([1], [4])
+    third = storage.admit([1], [8])
+    rows = [int(np.asarray(each)[0]) for each in (whole, first, second, third)]
+    assert storage.admitted_at_peak() == {"full": 2 + 2 + 2 + 4}
+    scheduler = Scheduler(storage, [])
+    scheduler.running = [Job(1, 4, 4, row=row) for row in rows]
+    for job in scheduler.running[1:]:
+        scheduler.step(job)
+        scheduler.step(job)
+    before = storage.statistics()
+    assert isinstance(storage.prepare_step([rows[1]], [1]), PreparedStep), "two are left, and it asks for two"
+    refusal = storage.prepare_step([rows[0], rows[2]], [1, 1])
+    assert isinstance(refusal, PromiseRefusal)
+    assert refusal.rows == (rows[2],)
+    assert refusal.overcommitted == (rows[3], rows[2])
+    assert str(refusal).startswith(
+        f"rows [{rows[2]}] have reached the output that they were promised, and 'full' 2 more beside what is promised: "
+    )
+    assert storage.statistics().chain.live_bytes == before.chain.live_bytes + 16, "of the step before"
+    assert storage.statistics().admission.further_shares == 1
+    assert storage.requests.prepared[rows[2]] == 2
+    assert isinstance(storage.prepare_step([rows[0]], [1]), PreparedStep)
+
+
+@pytest.mark.requirement("K5", "K6")
+def test_the_clip_leaves_room_to_recompute_in_chunks() -> None:
+    """A request that fits token by token, and would be retracted for good because its second prefill needs more, is no longer than the
+    clip says. With checkpoints and overlap a chunk is an interval and two of them are in flight.
+    """
+    policy = ServingPolicy(strategy=CheckpointStrategy.EXTRA_BUFFER, checkpoint_interval=4, overlap=True)
+    storages = [
+        tiny_storage(
+            tiny_plan(window=2),
+            units=26,
+            chunk_tokens=8,
+            context_tokens=40,
+            policy=policy,
+            overcommit=overcommit,
+        )
+        for overcommit in (None, Overcommit(0.5))
+    ]
+    guaranteed, overcommitting = (storage.max_new_tokens_for_memory(1) for storage in storages)
+    # One token before the checkpoint, then five of decoding or two intervals of four.
+    assert (guaranteed, overcommitting) == (20, 17)
+    assert storages[0].arrival_refusal(1, guaranteed) is None
+    assert storages[1].arrival_refusal(1, overcommitting + 1) is not None
+    assert storages[1].arrival_refusal(overcommitting, 1) is None, "all of it prompt"
+
+
+@pytest.mark.requirement("K5")
+@pytest.mark.parametrize("share", [0, -0.5, 1.5])
+def test_a_share_that_is_none_is_refused(share: float) -> None:
+    """A share of nothing would promise nothing, of more than all more than the request may hold."""
+    with pytest.raises(StorageError, match="above 0 and at most 1"):
+        Overcommit(share)
+
+
+@pytest.mark.requirement("K5")
+@given(output=st.integers(1, 200), reached=st.integers(1, 200), share=st.floats(0.001, 1))
+def test_shares_are_whole_and_reach_what_is_asked(output: int, reached: int, share: float) -> None:
+    """Fewer would be refused again at once, more would overcommit less than the policy says."""
+    reached = min(reached, output)
+    policy = Overcommit(share)
+    promised = policy.promised_output(output, reached)
+    one = policy.promised_output(output, 1)
+    assert reached <= promised <= output
+    assert promised == output or promised % one == 0
+    assert promised - one < reached
