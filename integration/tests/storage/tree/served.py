@@ -108,9 +108,7 @@ class Service:
     def admit(self, tokens: list[int], extra_key: Hashable = None) -> Served:
         """Match, lock, copy the checkpoint; every byte of the hit is looked at."""
         match = self.tree.match(tokens[:-1], extra_key)
-        before, pinned = self.tree.pinned_units(), self.tree.newly_pinned(match)
         lock = self.tree.lock(match)
-        assert self.tree.pinned_units() == {band: count + pinned[band] for band, count in before.items()}
         request = Served(extra_key, list(tokens), lock, match, computed=lock.pages * self.shape.page_tokens)
         request.pages = self.tree.pages(lock).tolist()
         request.held_from = [lock.pages * window.ratio for window in self.shape.windows]

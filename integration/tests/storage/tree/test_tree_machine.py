@@ -109,7 +109,7 @@ class TreeMachine(RuleBasedStateMachine):
             return
         tree = self.service.tree
         tree.verify()
-        held = {band: 0 for band in self.shape.bands}
+        held = dict.fromkeys(self.shape.bands, 0)
         for kept in self.kept.values():
             if self.shape.full is not None:
                 held[self.shape.full] += 1
@@ -234,7 +234,7 @@ class TreeMachine(RuleBasedStateMachine):
     def chain_agrees(self, held: dict[str, int]) -> None:
         """The chain holds what the tree and the requests hold, and nothing else."""
         live = {band.name: band.live_units for band in self.service.chain.statistics().bands}
-        own = {band: 0 for band in held}
+        own = dict.fromkeys(held, 0)
         for request in self.service.running:
             if self.shape.full is not None:
                 own[self.shape.full] += len(request.pages) - request.lock.pages

@@ -50,21 +50,20 @@ class EvictionQueue:
             self._put(node, slot, self._rank(node, slot))
 
     def pop(self) -> tuple[float, Node, int] | None:
-        """The entry of least rank, which may be no candidate any more; it counts as in the queue until `popped` says otherwise."""
+        """The entry of least rank, which may be no candidate any more."""
         while self._entries:
             rank, slot, _, node = heapq.heappop(self._entries)
             if not node.is_alive:
                 continue
             now = self._rank(node, slot)
             if now <= rank:
+                node.queued[slot] = False
                 return rank, node, slot
             self._put(node, slot, now)
         return None
 
     def settle(self, popped: list[tuple[Node, int]], node_count: int) -> None:
         """What was popped goes back where it is still there; `node_count` nodes are left in the tree."""
-        for node, slot in popped:
-            node.queued[slot] = False
         for node, slot in popped:
             if node.is_alive and self.is_candidate(node, slot):
                 self.add(node, slot)

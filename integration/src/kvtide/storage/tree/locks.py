@@ -6,17 +6,17 @@
 | window | the units that its next token reads | it has advanced past them |
 | state | the checkpoint that it starts from | the copy of it is queued |
 
-What nobody needs can be evicted. What somebody needs is either in that request's price, since the request computed it and its admission
-promised room for it, or it is *pinned*: it came with a hit, and admission counts it beside the promises. A page that one request
-is charged for and another was given is charged once while the first runs, and pinned after; window units are pinned all along, for
-the first request's price stays what it is when it needs other units in their place.
+What nobody needs can be evicted. What is needed was *given*, to a request with its hit, or is *charged* to requests that computed it and
+whose prices include it. A window unit that is charged to one request and needed by others too is needed once and counted on again:
+the first lets go of it as it advances and takes another unit in its place, while the others keep this one. The books say how many
+units are *counted on again* in that way; admission keeps room for them beside what it promised.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from kvtide.storage.tree.nodes import FULL_SLOT, NO_STATE, Node
+from kvtide.storage.tree.nodes import FULL_SLOT, NO_STATE, Counts, Node
 from kvtide.storage.tree.shape import TreeShape
 
 
@@ -54,8 +54,8 @@ class TreeBooks:
         """In the tree."""
         self.needed = [0] * slots
         """Of them, those that some request needs."""
-        self.pinned = [0] * slots
-        """Of those, the ones in no request's price."""
+        self.again = [0] * slots
+        """How often window units are counted on by one request beside others."""
 
 
 class Locks:
@@ -73,7 +73,7 @@ class Locks:
         lock = TreeLock(root, node, begins, pages)
         each: Node | None = node
         while each is not None:
-            self._count(each, 1, 0)
+            self._count(each, 1)
             each.stamps[FULL_SLOT] = stamp
             each = each.parent
         for place, window in enumerate(self._shape.windows):
@@ -83,7 +83,6 @@ class Locks:
             lock.state_node = node
             if not node.state_locks:
                 self._books.needed[self._state_slot] += 1
-                self._books.pinned[self._state_slot] += 1
             node.state_locks += 1
         return lock
 
@@ -94,7 +93,6 @@ class Locks:
             node.state_locks -= 1
             if not node.state_locks:
                 self._books.needed[self._state_slot] -= 1
-                self._books.pinned[self._state_slot] -= 1
         return node
 
     def extend(self, lock: TreeLock, node: Node, stamp: float) -> None:
@@ -102,7 +100,7 @@ class Locks:
         before, lock_end = lock.node, lock.pages
         each: Node | None = node
         while each is not None and each is not before:
-            self._count(each, 1, 1)
+            self._count(each, 1)
             each = each.parent
         each = node
         while each is not None:
@@ -131,42 +129,19 @@ class Locks:
             self._shift(lock, place, (lock.begins[place], lock.pages * window.ratio), -1)
         each: Node | None = lock.node
         while each is not None:
-            self._count(each, -1, -1 if each.first >= lock.hit_pages and not each.is_root else 0)
+            self._count(each, -1)
             touched.append(each)
             each = each.parent
         lock.is_open = False
         return touched
 
-    def newly_pinned(self, node: Node, pages: int) -> list[int]:
-        """Units, by slot, that a lock of a hit of `pages` that ends in `node` would pin beside those that are."""
-        pinned = [0] * len(self._books.pinned)
-        if node.state != NO_STATE and node.end == pages and not node.state_locks:
-            pinned[self._state_slot] = 1
-        begins = [window.first_unit(pages) for window in self._shape.windows]
-        each: Node | None = node
-        while each is not None:
-            count = min(pages, each.end) - each.first
-            if not each.locks:
-                pinned[FULL_SLOT] += count
-            for place, (window, span) in enumerate(zip(self._shape.windows, each.spans, strict=True)):
-                first = max(0, begins[place] - each.first * window.ratio)
-                if first < count * window.ratio:
-                    pinned[1 + place] += int(
-                        np.count_nonzero(span.uncharged[first : count * window.ratio] == 0)
-                    )
-            each = each.parent
-        return pinned
-
     # ── helpers ──
 
-    def _count(self, node: Node, locks: int, charged: int) -> None:
-        """A node's full attention is needed by more requests, or fewer."""
-        count, books = len(node.pages), self._books
-        was_needed, was_pinned = node.locks > 0, node.locks > 0 and not node.charged
-        node.locks += locks
-        node.charged += charged
-        books.needed[FULL_SLOT] += count * ((node.locks > 0) - was_needed)
-        books.pinned[FULL_SLOT] += count * ((node.locks > 0 and not node.charged) - was_pinned)
+    def _count(self, node: Node, change: int) -> None:
+        """A node's full attention is needed by one request more, or one less."""
+        was_needed = node.locks > 0
+        node.locks += change
+        self._books.needed[FULL_SLOT] += len(node.pages) * ((node.locks > 0) - was_needed)
 
     def _shift(
         self,
@@ -186,9 +161,13 @@ class Locks:
             base = node.first * ratio
             if base < end:
                 span, part = node.spans[place], slice(max(begin - base, 0), min(end, node.end * ratio) - base)
-                books.needed[slot] += change * _changed(span.locks[part], change)
+                needed, again = counted_on(span.locks[part], span.given[part])
+                span.locks[part] += change
                 if base < given:
-                    books.pinned[slot] += change * _changed(span.uncharged[part], change)
+                    span.given[part] += change
+                needed_now, again_now = counted_on(span.locks[part], span.given[part])
+                books.needed[slot] += needed_now - needed
+                books.again[slot] += again_now - again
                 touched.append(node)
                 if stamp is not None:
                     node.stamps[slot] = stamp
@@ -196,8 +175,8 @@ class Locks:
         return touched
 
 
-def _changed(counts: np.ndarray, change: int) -> int:
-    """Add `change` to counts, in place; how many of them came from zero, or went there."""
-    before = np.count_nonzero(counts)
-    counts += change
-    return abs(int(np.count_nonzero(counts)) - int(before))
+def counted_on(locks: Counts, given: Counts) -> tuple[int, int]:
+    """Units needed, and how often units are counted on again: by each request that is charged for one, and once by those it was given to."""
+    needed = int(np.count_nonzero(locks))
+    parties = int((locks - given).sum()) + int(np.count_nonzero(given))
+    return needed, parties - needed

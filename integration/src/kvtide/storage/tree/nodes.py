@@ -31,15 +31,15 @@ Counts = npt.NDArray[np.int32]
 class WindowSpan:
     """One window's units of one node, by place in the node."""
 
-    __slots__ = ("bound", "bound_count", "locks", "uncharged")
+    __slots__ = ("bound", "bound_count", "given", "locks")
 
-    def __init__(self, bound: Bools, locks: Counts, uncharged: Counts) -> None:
+    def __init__(self, bound: Bools, locks: Counts, given: Counts) -> None:
         self.bound = bound
         """Which units the tree holds."""
         self.locks = locks
         """Requests that need each."""
-        self.uncharged = uncharged
-        """Those of them whose price does not include it."""
+        self.given = given
+        """Those of them that were given it, with a hit."""
         self.bound_count = int(np.count_nonzero(bound))
         """Units held."""
 
@@ -59,11 +59,9 @@ class WindowSpan:
 
     def cut(self, units: int) -> WindowSpan:
         """Keep what lies behind the first `units`, and return those."""
-        front = WindowSpan(
-            self.bound[:units].copy(), self.locks[:units].copy(), self.uncharged[:units].copy()
-        )
+        front = WindowSpan(self.bound[:units].copy(), self.locks[:units].copy(), self.given[:units].copy())
         self.bound = self.bound[units:].copy()
-        self.locks, self.uncharged = self.locks[units:].copy(), self.uncharged[units:].copy()
+        self.locks, self.given = self.locks[units:].copy(), self.given[units:].copy()
         self.bound_count -= front.bound_count
         return front
 
@@ -72,7 +70,6 @@ class Node:
     """Some whole pages behind `parent`, `None` of a root, which has no page. Whoever holds the tree mutates it."""
 
     __slots__ = (
-        "charged",
         "children",
         "first",
         "is_alive",
@@ -111,8 +108,6 @@ class Node:
         """By the bytes of their first page."""
         self.locks = 0
         """Requests whose prefix runs through it."""
-        self.charged = 0
-        """Those of them whose price includes its pages."""
         self.state_locks = 0
         """Requests that are about to copy its state."""
         self.stamps = stamps
@@ -158,7 +153,7 @@ def split(node: Node, page_count: int, shape: TreeShape) -> Node:
         span.cut(page_count * window.ratio) for span, window in zip(node.spans, shape.windows, strict=True)
     ]
     front = Node(parent, node.raw[:cut], node.pages[:page_count].copy(), spans, node.stamps.copy())
-    front.locks, front.charged = node.locks, node.charged
+    front.locks = node.locks
     parent.children[front.raw[:page_bytes]] = front
     node.raw, node.pages = node.raw[cut:], node.pages[page_count:].copy()
     node.parent, node.first = front, front.end

@@ -100,11 +100,6 @@ class PrefixTree:
             walk(root, raw, self._page_bytes), root, self.shape, extra_key=extra_key, epoch=self._epoch
         )
 
-    def newly_pinned(self, match: Match) -> dict[str, int]:
-        """Units by band that `lock(match)` would make count in `pinned_units` beside those that do."""
-        self._check_current(match)
-        return self._by_band(self._locks.newly_pinned(match.node, match.hit_pages))
-
     def lock(self, match: Match) -> TreeLock:
         """Need a hit, or what was computed behind none: nothing of it is evicted meanwhile.
 
@@ -238,9 +233,9 @@ class PrefixTree:
         books = self._books
         return self._by_band([held - needed for held, needed in zip(books.held, books.needed, strict=True)])
 
-    def pinned_units(self) -> dict[str, int]:
-        """Units by band that running requests need and that are in no request's price."""
-        return self._by_band(self._books.pinned)
+    def units_counted_on_again(self) -> dict[str, int]:
+        """Window units by band that must fit beside those in use: what one request lets go of while another keeps it, it takes anew."""
+        return self._by_band(self._books.again)
 
     def held_units(self) -> dict[str, int]:
         """Units by band that the tree holds."""
@@ -263,8 +258,8 @@ class PrefixTree:
     def verify(self) -> None:
         """Raise `InvariantError` unless the books are what the nodes say, looked at one by one."""
         books, nodes = counted(self.shape, self._roots.values())
-        found = {name: getattr(self._books, name) for name in ("held", "needed", "pinned")}
-        expected = {name: getattr(books, name) for name in ("held", "needed", "pinned")}
+        found = {name: getattr(self._books, name) for name in ("held", "needed", "again")}
+        expected = {name: getattr(books, name) for name in ("held", "needed", "again")}
         if found != expected or nodes != self._evictor.node_count:
             raise InvariantError(
                 "tree.books",

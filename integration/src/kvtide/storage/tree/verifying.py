@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from kvtide.storage.tree.locks import TreeBooks
+from kvtide.storage.tree.locks import TreeBooks, counted_on
 from kvtide.storage.tree.nodes import FULL_SLOT, NO_STATE, Node
 from kvtide.storage.tree.shape import TreeShape
 
@@ -29,11 +29,10 @@ def _add(books: TreeBooks, node: Node) -> None:
     books.held[FULL_SLOT] += pages
     if node.locks:
         books.needed[FULL_SLOT] += pages
-        books.pinned[FULL_SLOT] += pages if not node.charged else 0
     for slot, span in enumerate(node.spans, 1):
         books.held[slot] += int(np.count_nonzero(span.bound))
-        books.needed[slot] += int(np.count_nonzero(span.bound & (span.locks > 0)))
-        books.pinned[slot] += int(np.count_nonzero(span.bound & (span.uncharged > 0)))
+        needed, again = counted_on(span.locks[span.bound], span.given[span.bound])
+        books.needed[slot] += needed
+        books.again[slot] += again
     books.held[state] += int(node.state != NO_STATE)
     books.needed[state] += int(node.state_locks > 0)
-    books.pinned[state] += int(node.state_locks > 0)
