@@ -88,6 +88,9 @@ class Evictor:
         for victim in victims:
             self.policy.evicted(victim.rank)
             node = victim.node
+            if not node.is_alive:
+                # It held nothing, and went with the last of its children.
+                continue
             if victim.slot == FULL_SLOT:
                 if victim.unit_count < len(node.pages):
                     self.queue.add_all(split(node, len(node.pages) - victim.unit_count, self._shape))

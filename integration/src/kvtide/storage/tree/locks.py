@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from kvtide.storage.tree.matching import Match
 from kvtide.storage.tree.nodes import FULL_SLOT, NO_STATE, Counts, Node
 from kvtide.storage.tree.shape import TreeShape
 
@@ -23,16 +24,18 @@ from kvtide.storage.tree.shape import TreeShape
 class TreeLock:
     """One request's hold on the tree. Only the tree changes it."""
 
-    __slots__ = ("begins", "hit_pages", "is_open", "node", "root", "state_node")
+    __slots__ = ("begins", "hit_pages", "is_open", "match", "node", "root", "state_node")
 
-    def __init__(self, root: Node, node: Node, begins: list[int], hit_pages: int) -> None:
+    def __init__(self, root: Node, node: Node, begins: list[int], match: Match) -> None:
         self.root = root
         """Of its extra key."""
         self.node = node
         """The last node of its prefix."""
         self.begins = begins
         """First unit of each window that it needs; none behind the node's end."""
-        self.hit_pages = hit_pages
+        self.match = match
+        """What it came from."""
+        self.hit_pages = node.end
         """Pages that it was given; those behind are its own work, and in its price."""
         self.state_node: Node | None = None
         """Whose checkpoint it is about to copy."""
@@ -66,11 +69,11 @@ class Locks:
         self._books = books
         self._state_slot = len(shape.windows) + 1
 
-    def open(self, root: Node, node: Node, stamp: float) -> TreeLock:
+    def open(self, root: Node, node: Node, match: Match, stamp: float) -> TreeLock:
         """Need a hit that ends at `node`'s end, its checkpoint included."""
         pages = node.end
         begins = [window.first_unit(pages) for window in self._shape.windows]
-        lock = TreeLock(root, node, begins, pages)
+        lock = TreeLock(root, node, begins, match)
         each: Node | None = node
         while each is not None:
             self._count(each, 1)

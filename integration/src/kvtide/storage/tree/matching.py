@@ -89,14 +89,14 @@ def match_along(walked: Walk, root: Node, shape: TreeShape, *, extra_key: Hashab
     pages = min(alone, default=shared)
     if shape.state is not None:
         restorable.append(_deepest_state(path, shared))
-    settled = False
-    while not settled and pages:
+    before = -1
+    while pages != before:
         before = pages
+        pages -= pages % shape.hit_pages
         if shape.state is not None:
             pages = _deepest_state(path, pages)
         for place, window in enumerate(shape.windows):
             pages = _deepest_tail(path, pages, window, place)
-        settled = pages == before
     node = root
     for each in path:
         if each.first >= pages:

@@ -73,12 +73,15 @@ class TreeShape:
     state: str | None
     """Name of the state band, if the plan has one."""
 
+    hit_pages: int = 1
+    """Hits end at multiples of so many virtual pages: 1, or the grid where another stage of the model holds the states."""
+
     unit_bytes: Mapping[str, int]
     """Of a unit, by band: what evicting one frees."""
 
     @staticmethod
-    def of(plan: KVStoragePlan) -> TreeShape:
-        """The slots of a plan's nodes."""
+    def of(plan: KVStoragePlan, grid_tokens: int | None = None) -> TreeShape:
+        """The slots of a plan's nodes; hits end on the grid, if there is one."""
         pools = {slot.sub_pool: plan.sub_pool(slot.sub_pool) for slot in plan.tree_slots}
         by_kind = {pool.kind: name for name, pool in pools.items()}
         return TreeShape(
@@ -96,6 +99,7 @@ class TreeShape:
                 if slot.retained_tokens is not None
             ),
             state=by_kind.get(SubPoolKind.STATE),
+            hit_pages=1 if grid_tokens is None else grid_tokens // plan.page_tokens,
             unit_bytes={name: pool.unit.unit_bytes for name, pool in pools.items()},
         )
 

@@ -3,11 +3,12 @@
 | call | when | changes |
 | - | - | - |
 | `match` | a request is to be admitted | nothing |
-| `lock` | it is admitted, with the hit or with none | what is needed |
+| `lock` | admission is about to be asked, with the hit or with none | what is needed |
+| `admitted` | it has said yes | the statistics |
 | `state_copied` | the copy of the hit's checkpoint is queued | that the checkpoint may go |
 | `advance` | its next token reads less of the windows | what is needed |
 | `insert` | its pages are the tree's from now on, at a checkpoint or at its end | who holds them |
-| `unlock` | it is over | what is needed |
+| `unlock` | it is over, or was not admitted | what is needed |
 | `evict` | room is asked for | what is held |
 
 The tree decides, and touches no memory: its answers name virtual units that the storage frees, rehomes or copies. It never looks at
@@ -117,11 +118,16 @@ class PrefixTree:
             self._evictor.node_count += 1
             self._evictor.queue.add_all(node)
         self._epoch += 1
-        self._matched_tokens += match.shared_pages * self.shape.page_tokens
-        self._hit_tokens += match.hit_pages * self.shape.page_tokens
+        return self._locks.open(root, node, match, self._evictor.policy.stamp())
+
+    def admitted(self, lock: TreeLock) -> int:
+        """The lock's request begins: count its hit. Pages that it shares with others, as far as the tree knew when it was matched."""
+        match, page_tokens = lock.match, self.shape.page_tokens
+        self._matched_tokens += match.shared_pages * page_tokens
+        self._hit_tokens += match.hit_pages * page_tokens
         for name, pages in zip(self.shape.bands, match.restorable_pages, strict=True):
-            self._restorable[name] += pages * self.shape.page_tokens
-        return self._locks.open(root, node, self._evictor.policy.stamp())
+            self._restorable[name] += pages * page_tokens
+        return match.shared_pages
 
     def pages(self, lock: TreeLock) -> IntArray:
         """Virtual pages of the lock's prefix; 0 for those of which nothing is held."""
