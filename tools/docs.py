@@ -1,7 +1,8 @@
-"""Check the markdown files: relative links resolve, and each README's example runs.
+"""Check the markdown files: relative links resolve, and what is fenced as ```python runs.
 
-The root's README and each distribution's has exactly one block fenced as ```python; it runs as it stands, in an empty folder, and
-must exit 0. Fragments that only show something are fenced as anything else (```pycon, ```text).
+The root's README and each distribution's has exactly one such block; a page of docs/ may build one program in several, which are
+joined in order. It runs as it stands, in an empty folder, and must exit 0. Fragments that only show something are fenced as anything
+else (```py, ```pycon, ```text).
 """
 
 import concurrent.futures
@@ -70,15 +71,24 @@ def broken_links(root: Path) -> Iterator[str]:
                 yield f"{where}: no such heading"
 
 
-def example_problem(readme: Path) -> str | None:
+def readme_problem(readme: Path) -> str | None:
     """What is wrong with a README's one example; nothing if it ran."""
-    blocks = python_blocks(readme)
-    if len(blocks) != 1:
-        return f"has {len(blocks)} blocks fenced as python; expected exactly one, which runs"
+    count = len(python_blocks(readme))
+    if count != 1:
+        return f"has {count} blocks fenced as python; expected exactly one, which runs"
+    return example_problem(readme)
+
+
+def example_problem(page: Path) -> str | None:
+    """What is wrong with the program that a page's blocks make; nothing if it ran."""
+    # Lines keep their numbers, so that a traceback names those of the page.
+    program = ""
+    for first_line, block in python_blocks(page):
+        program += "\n" * (first_line - 1 - program.count("\n")) + block
     with tempfile.TemporaryDirectory() as folder:
         try:
             ran = subprocess.run(
-                [sys.executable, "-c", blocks[0][1]],
+                [sys.executable, "-c", program],
                 cwd=folder,
                 capture_output=True,
                 text=True,
@@ -91,15 +101,18 @@ def example_problem(readme: Path) -> str | None:
 
 
 def broken_examples(root: Path) -> Iterator[str]:
-    """One entry for each README, the root's and each distribution's, whose example is missing or fails."""
+    """One entry for each README, the root's and each distribution's, whose example is missing or fails, and each page's of docs/."""
     readmes = [path.parent / "README.md" for path in sorted(root.glob("packages/*/pyproject.toml"))]
     readmes += [root / "integration" / "README.md", root / "README.md"]
-    present = [path for path in readmes if path.exists()]
     for path in readmes:
-        if path not in present:
+        if not path.exists():
             yield f"{path.relative_to(root)}: missing"
+    checks = [(path, readme_problem) for path in readmes if path.exists()]
+    checks += [
+        (path, example_problem) for path in sorted((root / "docs").rglob("*.md")) if python_blocks(path)
+    ]
     with concurrent.futures.ThreadPoolExecutor(max_workers=2) as pool:
-        for path, problem in zip(present, pool.map(example_problem, present), strict=True):
+        for (path, _), problem in zip(checks, pool.map(lambda one: one[1](one[0]), checks), strict=True):
             if problem:
                 yield f"{path.relative_to(root)}: {problem}"
 

@@ -45,7 +45,7 @@ def test_links(tmp_path: Path, line: str, problem: str | None) -> None:
 def test_readme_example_runs(tmp_path: Path, readme: str, problem: str | None) -> None:
     """An example that does not run is worse than none."""
     write(tmp_path / "README.md", readme)
-    found = docs.example_problem(tmp_path / "README.md")
+    found = docs.readme_problem(tmp_path / "README.md")
     assert (found is None) if problem is None else (found is not None and problem in found)
 
 
@@ -55,6 +55,22 @@ def test_missing_readme_is_reported(tmp_path: Path) -> None:
     for readme in (tmp_path / "integration" / "README.md", tmp_path / "README.md"):
         write(readme, "```python\n```\n")
     assert list(docs.broken_examples(tmp_path)) == ["packages/plan/README.md: missing"]
+
+
+@pytest.mark.parametrize(
+    ("last", "problem"), [("assert half * 2 == 4", None), ("assert half == 3", "line 9")]
+)
+def test_a_pages_blocks_are_one_program(tmp_path: Path, last: str, problem: str | None) -> None:
+    """A page that builds a program step by step runs whole, and a failure names the page's line."""
+    for readme in (tmp_path / "integration" / "README.md", tmp_path / "README.md"):
+        write(readme, "```python\n```\n")
+    shown = "```py\nshown, not run\n```\n"
+    write(
+        tmp_path / "docs" / "page.md", f"# Steps\n```python\nhalf = 2\n```\n{shown}```python\n{last}\n```\n"
+    )
+    found = list(docs.broken_examples(tmp_path))
+    assert len(found) == (0 if problem is None else 1)
+    assert problem is None or (found[0].startswith("docs/page.md: ") and problem in found[0])
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ from kvtide.plan import (
     plan_kv_storage,
 )
 from kvtide.sizing import ServingPolicy
-from kvtide.storage import KVStorage, PreparedStep, SharedReadEnds, build_kv_storage
+from kvtide.storage import KVStorage, Overcommit, PreparedStep, SharedReadEnds, build_kv_storage
 
 VOCABULARY = 97
 WINDOW = 5
@@ -70,6 +70,16 @@ class Summing:
         return torch.nn.functional.one_hot(tokens, VOCABULARY).float()
 
 
+class WithHostInputs(Summing):
+    """The same under the plain loop, which knows every input when it launches."""
+
+    def run(
+        self, batch: ForwardBatch, store: ForwardStore, inputs: ForwardInputs | None = None
+    ) -> torch.Tensor:
+        positions = torch.tensor(batch.tokens_before)[:, None] + torch.arange(batch.query_tokens)
+        return super().run(batch, store, ForwardInputs(torch.tensor(batch.token_ids), positions))
+
+
 def tokens_of(request: Request) -> tuple[int, ...]:
     """What `Summing` is to give, from plain sums over a list."""
     sequence, output = list(request.prompt), []
@@ -82,7 +92,12 @@ def tokens_of(request: Request) -> tuple[int, ...]:
 
 
 def storage_of(
-    arena_bytes: int = 20_000, *, policy: ServingPolicy = OVERLAP, seed: int | None = None, rows: int = 4
+    arena_bytes: int = 20_000,
+    *,
+    policy: ServingPolicy = OVERLAP,
+    seed: int | None = None,
+    rows: int = 4,
+    overcommit: Overcommit | None = None,
 ) -> KVStorage:
     geometry = MHAGeometry(1, 1, 1, DType.FLOAT32)
     state = StateGeometry((TensorDecl("s", (4,), DType.FLOAT32),))
@@ -101,6 +116,7 @@ def storage_of(
         max_context_tokens=100,
         chunk_tokens=8,
         policy=policy,
+        overcommit=overcommit,
         **more,
     )
 
@@ -169,14 +185,6 @@ def test_every_request_gets_its_tokens_whatever_runs_when(seed: int, declares: b
 @pytest.mark.requirement("K1")
 def test_both_loops_give_the_same_tokens() -> None:
     """On a device that does everything at once, too; the plain loop is the simpler one to believe."""
-
-    class WithHostInputs(Summing):
-        def run(
-            self, batch: ForwardBatch, store: ForwardStore, inputs: ForwardInputs | None = None
-        ) -> torch.Tensor:
-            positions = torch.tensor(batch.tokens_before)[:, None] + torch.arange(batch.query_tokens)
-            return super().run(batch, store, ForwardInputs(torch.tensor(batch.token_ids), positions))
-
     requests = [attrs.evolve(one, cancelled_step=None) for one in drawn_requests(random.Random(7))]
     plain = serve(WithHostInputs(), storage_of(policy=PLAIN), requests, chunk_tokens=8)  # type: ignore[arg-type]  # a stand-in
     assert run(storage_of(), requests).tokens == plain.tokens

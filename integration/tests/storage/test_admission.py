@@ -131,16 +131,16 @@ def test_a_request_waits_for_those_in_service_and_keeps_its_chunks_long() -> Non
     """A request that shrank its chunks because another was there for a moment would keep them short for its whole prompt, and
     under that pressure every newcomer would: many short forwards, more held by each at once.
     """
-    storage = tiny_storage(tiny_plan(window=4), units=16, chunk_tokens=8)
+    storage = tiny_storage(tiny_plan(window=4), units=20, chunk_tokens=8)
     first = rows_of(storage.admit([4], [1]))
-    # Four of full attention and four of the window are promised: eight are left, of which 3 + 1 and 4 would do in chunks of one.
-    refusal = refused(storage.admit([5], [1]))
+    # Four of full attention and four of the window are promised: twelve are left, and in chunks of one 7 + 3 + 1 would do.
+    refusal = refused(storage.admit([7], [1]))
     assert refusal.waits_for == (WillFree.REQUESTS,)
     assert not refusal.is_final
     assert "waits for requests in service" in str(refusal)
     step(storage, int(first[0]), 4)
     storage.release(first)
-    second = rows_of(storage.admit([5], [1]))
+    second = rows_of(storage.admit([7], [1]))
     assert storage.requests.chunk_limits[second[0]] == 8
     assert storage.statistics().admission.waits == {
         "requests in service": 1,

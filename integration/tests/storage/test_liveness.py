@@ -38,9 +38,9 @@ LENGTHS = [Lengths(1, 2), Lengths(3, 1), Lengths(2, 2)]
 
 
 def scopes(kind: str, in_flight: int) -> Iterator[Scope]:
-    """Pools of 3 to 6 units, and every three requests."""
+    """Pools of 3 to 6 units, and one in which a request would fit beside another in shorter chunks only; every three requests."""
     base = KINDS[kind]
-    for units in range(3, 7):
+    for units in (3, 4, 5, 6, 9) if base.window else (3, 4, 5, 6):
         for requests in itertools.combinations_with_replacement(LENGTHS, 3):
             yield Scope(
                 units=units,

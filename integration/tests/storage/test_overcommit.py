@@ -92,7 +92,7 @@ class Scheduler:
 
 
 @pytest.mark.requirement("K5", "K11")
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_every_request_finishes_and_none_is_retracted_twice(data: st.DataObject) -> None:
     """A retraction storm, each newcomer pushing out the last, computes for ever and serves nobody. Here a retracted request comes

@@ -8,7 +8,9 @@ Each step:
 4. all requests with a written prompt decode one token in one batch;
 5. requests that are complete, or whose client has gone, release everything they hold.
 
-Admission promises every peak, so no step of an admitted request is refused, and nothing is ever preempted. Tokens are chosen
+Admission promises every peak, so no step of an admitted request is refused. Over a storage that overcommits one may be: then the
+newest request that was promised less than its whole output is retracted and waits at the head of the queue, to begin anew with what
+it had generated as a part of its prompt. Tokens are chosen
 greedily. The rows of a batch are ordered by row number, which is reused: it says nothing about who came first.
 """
 
@@ -24,7 +26,7 @@ from kvtide.engine.batch import ForwardBatch
 from kvtide.engine.errors import EngineError
 from kvtide.engine.runner import ModelRunner
 from kvtide.engine.stores import ArenaStore
-from kvtide.storage import AdmissionRefusal, KVStorage, Refusal
+from kvtide.storage import AdmissionRefusal, KVStorage, PreparedStep, PromiseRefusal, Refusal
 
 
 @attrs.frozen(kw_only=True)
@@ -139,6 +141,9 @@ class RunningRequest:
     written_tokens: int = 0
     """Tokens that its forwards have written, those in flight among them."""
 
+    recomputed: tuple[int, ...] = ()
+    """Generated before it was retracted: they come behind its prompt, as if they were a part of it."""
+
     tokens: list[int] = attrs.field(factory=list)
     """Generated, as far as the host knows."""
 
@@ -149,9 +154,19 @@ class RunningRequest:
     """Its row may be another's."""
 
     @property
+    def prompt(self) -> tuple[int, ...]:
+        """What it prefills."""
+        return self.request.prompt + self.recomputed
+
+    @property
     def is_prefilling(self) -> bool:
         """Whether some of its prompt is in no forward yet."""
-        return self.written_tokens < len(self.request.prompt)
+        return self.written_tokens < len(self.request.prompt) + len(self.recomputed)
+
+    @property
+    def next_chunk(self) -> tuple[int, ...]:
+        """Token ids of its next prefill forward."""
+        return self.prompt[self.written_tokens : self.written_tokens + self.chunk_tokens]
 
     @property
     def is_complete(self) -> bool:
@@ -178,6 +193,7 @@ class SchedulerLoop:
         self._arriving = deque(sorted(requests, key=lambda request: request.arrival_step))
         self._waiting: deque[Request] = deque()
         self._running: list[RunningRequest] = []
+        self._retracted: dict[str, tuple[int, ...]] = {}
         self._tokens: dict[str, tuple[int, ...]] = {}
         self._rejected: dict[str, str] = {}
         self._cancelled: dict[str, tuple[int, ...]] = {}
@@ -220,7 +236,13 @@ class SchedulerLoop:
         """Admit from the head of the queue; the first that must wait holds up those behind it."""
         while self._waiting:
             request = self._waiting[0]
-            rows = self._storage.admit([len(request.prompt)], [request.output_tokens])
+            had = self._retracted.get(request.request_id)
+            recomputed = had or ()
+            rows = self._storage.admit(
+                [len(request.prompt) + len(recomputed)],
+                [request.output_tokens - len(recomputed)],
+                whole=had is not None,
+            )
             if isinstance(rows, AdmissionRefusal) and not rows.is_final:
                 return
             self._waiting.popleft()
@@ -229,16 +251,26 @@ class SchedulerLoop:
                 continue
             row = int(rows[0])
             chunk_tokens = min(self._chunk_tokens, int(self._storage.requests.chunk_limits[row]))
-            self._running.append(RunningRequest(request, row, chunk_tokens))
+            self._running.append(
+                RunningRequest(
+                    request,
+                    row,
+                    chunk_tokens,
+                    recomputed=recomputed,
+                    tokens=list(recomputed),
+                    chosen_tokens=len(recomputed),
+                )
+            )
 
     def _prefill(self) -> None:
         running = next((running for running in self._running if running.is_prefilling), None)
         if running is not None:
-            start = running.written_tokens
-            self._forward([running], [running.request.prompt[start : start + running.chunk_tokens]])
+            self._forward([running], [running.next_chunk])
 
     def _decode(self) -> None:
-        decoding = [running for running in self._running if running.tokens and not running.is_complete]
+        decoding = [
+            running for running in self._running if not running.is_prefilling and not running.is_complete
+        ]
         if decoding:
             decoding.sort(key=lambda running: running.row)
             self._forward(decoding, [(running.tokens[-1],) for running in decoding])
@@ -249,7 +281,11 @@ class SchedulerLoop:
         def is_gone(request: Request) -> bool:
             return request.cancelled_step is not None and request.cancelled_step <= step
 
-        self._cancelled |= {request.request_id: () for request in self._waiting if is_gone(request)}
+        self._cancelled |= {
+            request.request_id: self._retracted.get(request.request_id, ())
+            for request in self._waiting
+            if is_gone(request)
+        }
         self._waiting = deque(request for request in self._waiting if not is_gone(request))
         gone = [one for one in self._running if is_gone(one.request)]
         self._cancelled |= {one.request.request_id: tuple(one.tokens) for one in gone}
@@ -278,8 +314,9 @@ class SchedulerLoop:
             token_ids=tuple(token_ids),
             tokens_before=tuple(one.written_tokens for one in running),
         )
-        step = self._storage.prepare_step(batch.rows, batch.counts)
-        assert not isinstance(step, Refusal), f"an admitted request was refused its step: {step}"
+        step = self._prepare(batch)
+        if step is None:
+            return
         ids = self._storage.launch_forward(step)
         try:
             logits = self._runner.run(batch, self._store.forward(ids.resolve()))
@@ -294,6 +331,23 @@ class SchedulerLoop:
             one.written_tokens += count
             if not one.is_prefilling:
                 one.tokens.append(token)
+
+    def _prepare(self, batch: ForwardBatch) -> PreparedStep | None:
+        """The batch's step, whoever must be retracted for it; `None` where a request of the batch was."""
+        while isinstance(step := self._storage.prepare_step(batch.rows, batch.counts), PromiseRefusal):
+            row = step.overcommitted[0]
+            self._retract(next(running for running in self._running if running.row == row))
+            if row in batch.rows:
+                return None
+        assert not isinstance(step, Refusal), f"an admitted request was refused its step: {step}"
+        return step
+
+    def _retract(self, running: RunningRequest) -> None:
+        self._storage.retract([running.row])
+        running.is_over = True
+        self._running.remove(running)
+        self._retracted[running.request.request_id] = tuple(running.tokens)
+        self._waiting.appendleft(running.request)
 
     def _report(self, step: int, finished: Sequence[RunningRequest]) -> StepReport:
         return StepReport(

@@ -32,7 +32,7 @@ from kvtide.engine.loop import (
     checked,
 )
 from kvtide.engine.runner import ModelRunner
-from kvtide.storage import KVStorage, PreparedStep, Refusal
+from kvtide.storage import KVStorage, PreparedStep
 
 
 def serve_overlapped(
@@ -114,7 +114,7 @@ class OverlapLoop(SchedulerLoop):
     # ── launching ──
 
     def _launch_next(self) -> bool:
-        """Launch a prefill chunk or a decode batch; false where there is none, or the launch was aborted for want of memory."""
+        """Launch a prefill chunk or a decode batch; false where there is none, or it was given up for want of memory."""
         prefilling = next((one for one in self._running if one.is_prefilling), None)
         decoding = [
             one
@@ -123,9 +123,7 @@ class OverlapLoop(SchedulerLoop):
         ]
         if prefilling is not None and not (decoding and self._last_was_prefill):
             self._last_was_prefill = True
-            start = prefilling.written_tokens
-            chunk = prefilling.request.prompt[start : start + prefilling.chunk_tokens]
-            return self._launch([prefilling], [chunk])
+            return self._launch([prefilling], [prefilling.next_chunk])
         if decoding:
             self._last_was_prefill = False
             decoding.sort(key=lambda one: one.row)
@@ -141,11 +139,12 @@ class OverlapLoop(SchedulerLoop):
             tokens_before=tuple(one.written_tokens for one in running),
         )
         chooses = all(
-            one.written_tokens + count >= len(one.request.prompt)
+            one.written_tokens + count >= len(one.prompt)
             for one, count in zip(running, batch.counts, strict=True)
         )
-        step = storage.prepare_step(batch.rows, batch.counts)
-        assert not isinstance(step, Refusal), f"an admitted request was refused its step: {step}"
+        step = self._prepare(batch)
+        if step is None:
+            return False
         unresolved = storage.launch_forward(step)
         forward = LaunchedForward(self._runner, storage, self._store, batch, unresolved, chooses=chooses)
         try:
@@ -180,7 +179,10 @@ class OverlapLoop(SchedulerLoop):
                 continue
             if flying.chooses:
                 one.tokens.append(tokens[place])
-            known = (flying.step.starts[place] + flying.step.counts[place], len(one.tokens))
+            known = (
+                flying.step.starts[place] + flying.step.counts[place],
+                len(one.tokens) - len(one.recomputed),
+            )
             if known != (lengths[place], drawn[place]):
                 raise EngineError(
                     f"request {one.request.request_id!r} in row {one.row}: the device counts {lengths[place]} tokens and "

@@ -301,8 +301,11 @@ class ChainPrefillBudget:
     @staticmethod
     def _longest(fits: Callable[[int], bool], least: int, most: int) -> int | None:
         """The longest of `[least, most]` that fits, where shorter ones fit too; `None` where none does."""
-        if least > most or not fits(least):
+        if least > most or fits(most):
+            return most if least <= most else None
+        if not fits(least):
             return None
+        most -= 1
         while least < most:
             middle = (least + most + 1) // 2
             least, most = (middle, most) if fits(middle) else (least, middle - 1)

@@ -89,8 +89,7 @@ class RequestTable:
 
     def append(self, rows: IntArray, counts: IntArray, virtual_pages: IntArray) -> None:
         """Append `counts[i]` of `virtual_pages`, in order, to row `rows[i]`."""
-        of_row = np.repeat(rows, counts)
-        columns = np.repeat(self.page_counts[rows], counts) + ranges(counts)
+        of_row, columns = spread(rows, self.page_counts[rows], counts)
         self.pages[of_row, columns] = virtual_pages
         self.page_counts[rows] += counts
         self._mirror.stage(of_row * self.pages_per_row + columns, virtual_pages)
@@ -105,16 +104,12 @@ class RequestTable:
 
     def held(self, rows: IntArray, first: IntArray, end: IntArray) -> IntArray:
         """Virtual pages `[first[i], end[i])` of each row, row after row."""
-        counts = end - first
-        held: IntArray = self.pages[
-            np.repeat(rows, counts), np.repeat(first, counts) + ranges(counts)
-        ].astype(np.int64)
+        held: IntArray = self.pages[spread(rows, first, end - first)].astype(np.int64)
         return held
 
     def forget(self, rows: IntArray, first: IntArray, end: IntArray) -> None:
         """Let pages `[first[i], end[i])` of each row read as the sink: their ids are about to return."""
-        counts = end - first
-        of_row, columns = np.repeat(rows, counts), np.repeat(first, counts) + ranges(counts)
+        of_row, columns = spread(rows, first, end - first)
         self.pages[of_row, columns] = SINK
         self._mirror.stage(of_row * self.pages_per_row + columns, np.full(len(columns), SINK))
 
@@ -124,17 +119,19 @@ class RequestTable:
 
     def check_live(self, rows: IntArray, action: str) -> None:
         """Raise `StorageError` for a row out of range, not in use, or named twice."""
-        outside = rows[(rows < 0) | (rows >= len(self._live))]
-        if len(outside):
+        if len(rows) and (rows.min() < 0 or rows.max() >= len(self._live)):
+            outside = rows[(rows < 0) | (rows >= len(self._live))]
             raise StorageError(
                 f"cannot {action} rows {outside.tolist()}: rows run from 0 to {len(self._live) - 1}"
             )
-        idle = rows[~self._live[rows]]
-        if len(idle):
+        live = self._live[rows]
+        if not live.all():
+            idle = rows[~live]
             raise StorageError(
                 f"cannot {action} rows {idle.tolist()}: not in use (released already, or never admitted)"
             )
-        if len(np.unique(rows)) != len(rows):
+        # Rows mostly come in order; only others are sorted.
+        if not (rows[1:] > rows[:-1]).all() and len(np.unique(rows)) != len(rows):
             raise StorageError(f"cannot {action} rows {rows.tolist()}: a row is named twice")
 
     def live_rows(self) -> IntArray:
@@ -169,8 +166,10 @@ class RequestTable:
         )
 
 
-def ranges(counts: IntArray) -> IntArray:
-    """`0 … counts[0] - 1, 0 … counts[1] - 1, …` in one array."""
-    ends = np.cumsum(counts)
+def spread(rows: IntArray, first: IntArray, counts: IntArray) -> tuple[IntArray, IntArray]:
+    """Row and place of each of `counts[i]` items that row `rows[i]` has from place `first[i]` on, row after row."""
+    if (counts == 1).all():
+        return rows, first
+    ends = counts.cumsum()
     total = int(ends[-1]) if len(ends) else 0
-    return np.arange(total) - np.repeat(ends - counts, counts)
+    return rows.repeat(counts), np.arange(total) + (first - ends + counts).repeat(counts)

@@ -26,7 +26,7 @@ from kvtide.device import IntArray
 from kvtide.ledger import InvariantError
 from kvtide.plan import SubPool, SubPoolKind
 from kvtide.sizing import ChunkReads, SizedPlan
-from kvtide.storage.requests import RequestTable, ranges
+from kvtide.storage.requests import RequestTable, spread
 from kvtide.storage.steps import PreparedStep
 
 BoolArray = npt.NDArray[np.bool_]
@@ -89,9 +89,9 @@ class RowUnits:
         self._owner_name = sized.layout.owner
         pools = list(enumerate(sized.plan.sub_pools))
         self._tokens = [(place, pool) for place, pool in pools if pool.kind is not SubPoolKind.STATE]
-        self._windows = [(place, pool) for place, pool in self._tokens if pool.kind is not SubPoolKind.FULL]
         # The owner last: a virtual page returns with it.
         self._releases = sorted(self._tokens, key=lambda entry: entry[1] is sized.plan.owner)
+        self._retiring = [entry for entry in self._releases if entry[1].kind is not SubPoolKind.FULL]
         self.counts: IntArray = np.zeros((len(pools), sized.max_running_requests), np.int64)
         """Units that each row holds, `[bands, rows]`, bands in chain order."""
         self._first: IntArray = np.zeros_like(self.counts)
@@ -169,14 +169,16 @@ class RowUnits:
 
         A forward in flight may still load them, so they pend until it is over.
         """
-        at = np.minimum(self._requests.lengths[rows], self._requests.checkpoint_lengths[rows])
-        self._free(
-            [
-                self._segment(place, pool, rows, self._first_kept(pool, at))
-                for place, pool in self._releases
-                if pool.kind is not SubPoolKind.FULL
-            ]
-        )
+        at = self._requests.lengths[rows]
+        if self._grid is not None:
+            at = np.minimum(at, self._requests.checkpoint_lengths[rows])
+        segments = []
+        for place, pool in self._retiring:
+            ends = self._first_kept(pool, at)
+            moves = ends > self._first[place, rows]
+            if moves.any():
+                segments.append(self._segment(place, pool, rows[moves], ends[moves]))
+        self._free(segments)
 
     def release(self, rows: IntArray) -> None:
         """Free everything that rows hold."""
@@ -204,8 +206,7 @@ class RowUnits:
         """Of a chunk's new pages, windows bind those kept behind it; of a step past the prompt, all."""
         kept_at = ends if self._grid is None else ends - ends % self._grid
         kept_at = np.where(ends <= self._requests.prompts[rows], kept_at, 0)
-        of_row = np.repeat(np.arange(len(rows)), new_pages)
-        columns = np.repeat(self._requests.page_counts[rows], new_pages) + ranges(new_pages)
+        of_row, columns = spread(np.arange(len(rows)), self._requests.page_counts[rows], new_pages)
         bound = [
             np.ones(len(columns), np.bool_)
             if pool.kind is SubPoolKind.FULL
@@ -224,9 +225,10 @@ class RowUnits:
         return StepTake(new_pages, minted, int(minted.sum()), bands, counts)
 
     def _segment(self, place: int, pool: SubPool, rows: IntArray, ends: IntArray) -> Segment:
-        """The pages that one band still holds of rows before `ends`; raises `InvariantError` for one that is not bound."""
+        """The pages that one band still holds of rows before `ends`, none of which is behind the first; raises `InvariantError` for one that
+        is not bound.
+        """
         first = self._first[place, rows]
-        ends = np.maximum(first, ends)
         virtual, freed = self._requests.held(rows, first, ends), ends - first
         if len(virtual):
             is_bound = self._is_bound(pool.name, virtual)
@@ -266,8 +268,6 @@ class RowUnits:
 
     def _free(self, segments: Sequence[Segment]) -> None:
         for segment in segments:
-            if not (segment.ends > segment.first).any():
-                continue
             name = self._plan.sub_pools[segment.place].name
             self._chain.free_pages(name, segment.virtual)
             self._first[segment.place, segment.rows] = segment.ends

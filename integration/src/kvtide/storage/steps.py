@@ -126,10 +126,9 @@ def check_step(
         )
 
 
-def check_turn(requests: RequestTable, step: PreparedStep, rows: IntArray) -> None:
-    """Raise `StorageError` unless `step` is the oldest open one of each of `rows`, its rows that still serve its requests."""
-    places = np.isin(step.rows, rows)
-    early = rows[requests.lengths[rows] != step.starts[places]]
+def check_turn(requests: RequestTable, rows: IntArray, starts: IntArray) -> None:
+    """Raise `StorageError` unless a step that begins at `starts` is the oldest open one of each of `rows`."""
+    early = rows[requests.lengths[rows] != starts]
     if len(early):
         raise StorageError(
             f"cannot advance over a step of rows {early.tolist()}: an earlier one of theirs comes first"

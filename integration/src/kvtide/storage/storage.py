@@ -2,6 +2,7 @@
 
 | verb | when | refuses | waits for |
 | - | - | - | - |
+| `use_cache` | once, before requests begin | – | nothing |
 | `arrival_refusal` | a request arrives | what could never be admitted; changes nothing | nothing |
 | `admit` | requests are to begin | peaks that do not fit beside what is promised: to wait, or for good | the schedule stream, as below |
 | `prepare_step` | before a forward | under `Overcommit`, a further share of output; else nothing | the schedule stream, for pages it settles |
@@ -21,9 +22,10 @@ over is released, while N + 1 runs:
     host      prepare, launch, record N + 1 │ processed, advance, release N │ prepare, launch, record N + 2 │ …
     forwards  … N ┤ N + 1 ……………………………………………………………………… ┤ N + 2 …
 
-What is promised, and so who is admitted, waits or is turned away: `kvtide.storage.admission`. What a step takes and a window gives
-up: `kvtide.storage.row_units`. No verb makes the host wait. Rows and counts are int64 arrays, or what NumPy makes of them without rounding; a verb acts on all
-of them at once, or raises `StorageError` (or `InvariantError`, for a hook that was skipped) before it changes anything.
+What is promised, and so who is admitted, waits or is turned away: `kvtide.storage.admission`. What a step takes and what windows
+give up: `kvtide.storage.row_units`. No verb makes the host wait. Rows and counts are int64 arrays, or what NumPy makes of them without
+rounding; a verb acts on all of them at once, or raises `StorageError` (or `InvariantError`, for a hook that was skipped) before it
+changes anything.
 """
 
 from __future__ import annotations
@@ -50,7 +52,7 @@ from kvtide.storage.prefix_cache import PrefixCache
 from kvtide.storage.prefix_sharing import PrefixSharing
 from kvtide.storage.read_ends import SharedReadEnds
 from kvtide.storage.refusals import AdmissionRefusal, PromiseRefusal
-from kvtide.storage.requests import RequestTable, ranges
+from kvtide.storage.requests import RequestTable, spread
 from kvtide.storage.row_state import RowResets, RowState
 from kvtide.storage.row_units import RowUnits
 from kvtide.storage.statistics import StorageStatistics
@@ -176,10 +178,8 @@ class KVStorage:
         refused. Under `Overcommit` that holds for a share of the output; `whole` promises all of it, as a request that was retracted
         must be. A refusal says what is waited for, or that waiting would be for ever.
         """
-        lengths, outputs = (
-            whole_numbers("prompt_tokens", prompt_tokens),
-            whole_numbers("output_tokens", output_tokens),
-        )
+        lengths = whole_numbers("prompt_tokens", prompt_tokens)
+        outputs = whole_numbers("output_tokens", output_tokens)
         if lengths.shape != outputs.shape:
             raise StorageError(f"cannot admit {len(lengths)} prompts with {len(outputs)} outputs")
         self._steps.check_pages_may_change("an admission")
@@ -331,11 +331,12 @@ class KVStorage:
         device = self.device
         device.upload(device.schedule_stream)
         device.wait_event(device.forward_stream, device.record_event(device.schedule_stream))
+        write_rows, write_positions = spread(step.rows, step.starts, step.counts)
         return UnresolvedIds(
             rows=step.rows,
             page_columns=int(self.requests.page_counts[step.rows].max(initial=0)),
-            write_rows=np.repeat(step.rows, step.counts),
-            write_positions=np.repeat(step.starts, step.counts) + ranges(step.counts),
+            write_rows=write_rows,
+            write_positions=write_positions,
             state_slots=self.requests.state_slots[step.rows],
             reset_rows=step.reset_rows,
             reset_lengths=self.requests.cached_tokens[step.reset_rows],
@@ -396,9 +397,9 @@ class KVStorage:
             self._row_resets.mark(step.reset_rows)
         if step.taken is not None:
             self.chain.pay_zero_debt(step.taken)
-        rows = step.rows[self.requests.is_same_request(step.rows, step.generations)]
-        self.requests.prepared[rows] = step.starts[np.isin(step.rows, rows)]
-        self.requests.open_steps[rows] -= 1
+        is_same = self.requests.is_same_request(step.rows, step.generations)
+        self.requests.prepared[step.rows[is_same]] = step.starts[is_same]
+        self.requests.open_steps[step.rows[is_same]] -= 1
         step.state = StepState.ABANDONED
 
     def checkpoints_taken(self, rows: npt.ArrayLike, lengths: npt.ArrayLike) -> None:
@@ -429,9 +430,9 @@ class KVStorage:
         if tokens is not None and tokens.shape != step.rows.shape:
             raise StorageError(f"cannot advance {len(step.rows)} rows with {len(tokens)} chosen tokens")
         is_same = self.requests.is_same_request(step.rows, step.generations)
-        rows = step.rows[is_same]
-        check_turn(self.requests, step, rows)
-        self.requests.lengths[rows] = step.starts[is_same] + step.counts[is_same]
+        rows, starts = step.rows[is_same], step.starts[is_same]
+        check_turn(self.requests, rows, starts)
+        self.requests.lengths[rows] = starts + step.counts[is_same]
         self.requests.open_steps[rows] -= 1
         if self._sharing is not None:
             self._sharing.note_checkpoints(rows)

@@ -10,7 +10,10 @@ from kvtide.storage.errors import StorageError
 
 
 def whole_numbers(name: str, values: npt.ArrayLike) -> IntArray:
-    """`values` as one-dimensional int64; raises `StorageError` for anything but whole numbers that fit."""
+    """`values` as one-dimensional int64, a copy; raises `StorageError` for anything but whole numbers that fit."""
+    if isinstance(values, np.ndarray) and values.dtype == np.int64 and values.ndim == 1:
+        copied: IntArray = values.copy()
+        return copied
     array = np.asarray(values)
     if array.ndim > 1 or (array.size and array.dtype.kind not in "iu"):
         raise StorageError(f"{name} must be a list or array of whole numbers, found {values!r}")
