@@ -190,15 +190,15 @@ class PlainStore:
     def __init__(self, page_tokens: int) -> None:
         """Hold nothing yet. `page_tokens` is only the length of the runs that `read_pages` returns."""
         self._page_tokens = page_tokens
-        self._requests: dict[str, _PlainRequest] = {}
+        self._requests: dict[str, PlainRequest] = {}
 
     def forward(self, batch: ForwardBatch) -> ForwardStore:
         """The store of one forward. A request without earlier tokens starts from nothing."""
         for request_id, before in zip(batch.request_ids, batch.tokens_before, strict=True):
             if before == 0:
-                self._requests[request_id] = _PlainRequest()
+                self._requests[request_id] = PlainRequest()
         requests = [self._requests[request_id] for request_id in batch.request_ids]
-        return _PlainForward(self._page_tokens, requests)
+        return PlainForward(self._page_tokens, requests)
 
     def release(self, request_id: str) -> None:
         """Forget a request."""
@@ -206,7 +206,9 @@ class PlainStore:
 
 
 @attrs.define(eq=False)
-class _PlainRequest:
+class PlainRequest:
+    """One request's."""
+
     tokens: dict[tuple[int, str], torch.Tensor] = attrs.field(factory=dict)
     """(layer, plane) → `[tokens written, …]`."""
 
@@ -215,17 +217,24 @@ class _PlainRequest:
 
 
 @attrs.frozen(eq=False)
-class _PlainForward:
+class PlainForward:
+    """A `ForwardStore` over plain tensors."""
+
     page_tokens: int
-    requests: list[_PlainRequest]
+    """Length of the runs that `read_pages` returns."""
+
+    requests: list[PlainRequest]
+    """Of the rows."""
 
     def write_tokens(self, layer: int, values: Planes) -> None:
+        """See `ForwardStore.write_tokens`."""
         for name, value in values.items():
             for request, new in zip(self.requests, value.chunk(len(self.requests)), strict=True):
                 written = request.tokens.get((layer, name), new[:0])
                 request.tokens[layer, name] = torch.cat([written, new])
 
     def read_tokens(self, layer: int, positions: torch.Tensor) -> dict[str, torch.Tensor]:
+        """See `ForwardStore.read_tokens`."""
         rows = list(zip(self.requests, positions, strict=True))
         return {
             name: torch.stack([_tokens_at(request.tokens[layer, name], row) for request, row in rows])
@@ -233,16 +242,19 @@ class _PlainForward:
         }
 
     def read_pages(self, layer: int, first_pages: torch.Tensor, page_count: int) -> dict[str, torch.Tensor]:
+        """See `ForwardStore.read_pages`."""
         first_positions = first_pages[:, None] * self.page_tokens
         return self.read_tokens(layer, first_positions + torch.arange(page_count * self.page_tokens))
 
     def load_state(self, layer: int) -> dict[str, torch.Tensor]:
+        """See `ForwardStore.load_state`."""
         return {
             name: torch.stack([request.states[layer, name] for request in self.requests])
             for name in _planes_of(layer, self.requests[0].states)
         }
 
     def store_state(self, layer: int, values: Planes) -> None:
+        """See `ForwardStore.store_state`."""
         for name, value in values.items():
             for request, state in zip(self.requests, value, strict=True):
                 request.states[layer, name] = state.clone()

@@ -15,6 +15,7 @@ a copy of it goes over behind each chunk that ends a page, and at the end the sl
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +31,16 @@ from kvtide.storage.tracking_slots import NO_TRACKING_SLOT, TrackingSlots
 from kvtide.storage.tree import EvictionPolicy, Inserted, PrefixTree, TreeLock, TreeShape
 
 _NO_STATE = -1
+
+
+class SharingObserver(Protocol):
+    """Is told what becomes of virtual ids beside what rows show, in the order in which the storage does it."""
+
+    def rehomed(self, band: str, sources: IntArray, targets: IntArray) -> None:
+        """What a window binds to `sources` stands for `targets` from now on."""
+
+    def states_copied(self, sources: IntArray, targets: IntArray) -> None:
+        """State slots hold what others did when the forwards that are recorded have run."""
 
 
 class PrefixSharing:
@@ -55,6 +66,8 @@ class PrefixSharing:
         self._takes = takes
         self._page_tokens = plan.page_tokens
         self._grid = sized.policy.grid_tokens(plan)
+        self.observer: SharingObserver | None = None
+        """Is told of copies and rehomed pages."""
         self._has_state = plan.state_sub_pool is not None
         self._copies_running = sized.policy.strategy is CheckpointStrategy.NO_BUFFER
         row_count = sized.max_running_requests
@@ -317,6 +330,8 @@ class PrefixSharing:
     def _carry_out(self, row: int, first: int, inserted: Inserted) -> None:
         for name, (sources, targets) in inserted.rehomed.items():
             self._chain.rehome_window(name, sources, targets)
+            if self.observer is not None:
+                self.observer.rehomed(name, sources, targets)
         self._free(inserted.freed)
         self._requests.replace(row, first, inserted.pages)
 
@@ -343,8 +358,12 @@ class PrefixSharing:
             self._count_slots(row, -len(slots))
 
     def _copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        if sources:
-            self._chain.copy_state_slots(np.array(sources, np.int64), np.array(targets, np.int64))
+        if not sources:
+            return
+        slots = np.array([sources, targets], np.int64)
+        self._chain.copy_state_slots(slots[0], slots[1])
+        if self.observer is not None:
+            self.observer.states_copied(slots[0], slots[1])
 
     def _free(self, units: Mapping[str, IntArray]) -> None:
         for name, virtual in units.items():

@@ -49,7 +49,7 @@ from kvtide.storage.forward_ids import IdTranslator, UnresolvedIds
 from kvtide.storage.idle_checks import verify_mirrors, verify_units
 from kvtide.storage.overcommit import Overcommit
 from kvtide.storage.prefix_cache import PrefixCache
-from kvtide.storage.prefix_sharing import PrefixSharing
+from kvtide.storage.prefix_sharing import PrefixSharing, SharingObserver
 from kvtide.storage.read_ends import SharedReadEnds
 from kvtide.storage.refusals import AdmissionRefusal, PromiseRefusal
 from kvtide.storage.requests import RequestTable, spread
@@ -132,6 +132,11 @@ class KVStorage:
             self.row_state,
             self._checks,
         )
+
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether rows that are admitted with their prompts share prefixes."""
+        return self._sharing is not None
 
     @property
     def plan(self) -> KVStoragePlan:
@@ -466,6 +471,12 @@ class KVStorage:
     def use_cache(self, cache: PrefixCache) -> None:
         """Have admission count what `cache` could evict, and takes evict it; raises `StorageError` for a second one."""
         self._takes.use(cache)
+
+    def watch_sharing(self, observer: SharingObserver) -> None:
+        """Tell `observer` of copied states and rehomed pages; raises `StorageError` where the policy shares no prefixes."""
+        if self._sharing is None:
+            raise StorageError("cannot watch prefixes that the policy does not share")
+        self._sharing.observer = observer
 
     def flush_opportunistic(self) -> int:
         """Close holes while there is nothing better to do; how many units moved.

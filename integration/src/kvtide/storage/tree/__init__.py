@@ -6,7 +6,7 @@
 from kvtide.storage.tree.inserting import Inserted
 from kvtide.storage.tree.locks import TreeLock
 from kvtide.storage.tree.matching import Match
-from kvtide.storage.tree.policies import CostAware, EvictionPolicy, LeastRecentlyUsed
+from kvtide.storage.tree.policies import CostAware, EvictionPolicy, LeastRecentlyUsed, Worth
 from kvtide.storage.tree.shape import TreeShape, TreeWindow
 from kvtide.storage.tree.tree import PrefixTree, TreeStatistics
 
@@ -21,4 +21,5 @@ __all__ = [
     "TreeShape",
     "TreeStatistics",
     "TreeWindow",
+    "Worth",
 ]
