@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvtide.arena import SCRATCH_BYTES, CPUDevice, KVArena, gather_tokens, write_tokens
+from kvtide.arena import SCRATCH_BYTES, gather_tokens, write_tokens
 from kvtide.ledger import InvariantError
 from kvtide.plan import (
     ChunkLifetime,
@@ -28,7 +28,7 @@ from kvtide.plan import (
     WindowLifetime,
     plan_kv_storage,
 )
-from kvtide.sizing import CheckpointStrategy, ServingPolicy, SizingError, size_plan
+from kvtide.sizing import SizingError
 from kvtide.storage import (
     AdmissionRefusal,
     KVStorage,
@@ -601,19 +601,3 @@ def test_targets_limit_nothing_at_run_time() -> None:
     tokens = {target.name: target.token_count for target in tight.sized.targets}["full"]
     assert tokens is not None
     assert not isinstance(tight.admit([tokens + 8], [1]), AdmissionRefusal)
-
-
-@pytest.mark.requirement("K1", "S5")
-def test_a_plan_that_is_priced_for_checkpoints_of_states_is_refused() -> None:
-    """Nobody would keep them: the slots they are priced with would stand idle, and no prefix would ever be hit."""
-    plan = plan_of(windows=(5,), full=True, state=True, page_tokens=4)
-    sized = size_plan(
-        plan,
-        budget_bytes=20_000,
-        max_running_requests=4,
-        max_context_tokens=64,
-        chunk_tokens=8,
-        policy=ServingPolicy(strategy=CheckpointStrategy.NO_BUFFER),
-    )
-    with pytest.raises(StorageError, match="no prefix tree that would keep them"):
-        KVStorage(sized, CPUDevice(KVArena.allocate(sized.layout.arena_bytes)))

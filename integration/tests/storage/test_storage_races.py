@@ -125,7 +125,8 @@ class Scheduler:
                 self.served += 1
                 self.numbers[row] = self.served % 250 + 1
                 if self.broken == "early reset":
-                    self.storage.row_state.reset(torch.from_numpy(self.storage._row_resets.take()))
+                    rows = torch.from_numpy(self.storage._row_resets.take())
+                    self.storage.row_state.reset(rows, torch.zeros_like(rows))
                 self.reused_under_a_forward += any(row in step.rows for step, _ in self.flying)
 
     def _launch(self) -> bool:

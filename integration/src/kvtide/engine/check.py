@@ -15,7 +15,9 @@ from transformers import PreTrainedModel
 from kvtide.engine.batch import ForwardBatch, inputs_of_host
 from kvtide.engine.loop import RanForward, Request
 from kvtide.engine.runner import ModelRunner, attention_implementation
+from kvtide.engine.shared_replay import SharedPlainStore
 from kvtide.engine.stores import PlainStore
+from kvtide.plan import plan_kv_storage
 
 
 @attrs.frozen(kw_only=True)
@@ -87,6 +89,8 @@ def replay_on_plain_tensors(
 
     `page_tokens` is the page size of the run, on which the columns of page attention depend.
     """
+    if any(ran.origins is not None for ran in forwards):
+        return _replay_shared(runner, forwards, page_tokens)
     store = PlainStore(page_tokens)
     last_forward = {
         request_id: index for index, ran in enumerate(forwards) for request_id in ran.batch.request_ids
@@ -100,6 +104,24 @@ def replay_on_plain_tensors(
         for request_id in ran.batch.request_ids:
             if last_forward[request_id] == index:
                 store.release(request_id)
+    return None
+
+
+def _replay_shared(
+    runner: ModelRunner, forwards: Sequence[RanForward], page_tokens: int
+) -> LogitDifference | None:
+    """The same for a run that shares prefixes."""
+    plan = plan_kv_storage(runner.layers, page_tokens=page_tokens)
+    bands = {layer: pool.name for pool in plan.token_sub_pools for layer in pool.layers}
+    logs = [ran.origins or () for ran in forwards]
+    store = SharedPlainStore(page_tokens, bands, logs)
+    for index, (ran, origins) in enumerate(zip(forwards, logs, strict=True)):
+        inputs = inputs_of_host(ran.batch, ran.padding)
+        logits = runner.run(ran.batch, store.forward(ran.batch, origins, ran.padding), inputs)
+        difference = _first_difference(index, ran.batch, ran.logits, logits)
+        if difference is not None:
+            return difference
+        store.ran(ran.batch, origins)
     return None
 
 

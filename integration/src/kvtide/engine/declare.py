@@ -7,8 +7,9 @@ run through the model with transformers' own cache, and the shapes and types of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+import attrs
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import (
@@ -66,6 +67,21 @@ def declare_layers(model: PreTrainedModel) -> tuple[KVLayerDecl, ...]:
     return tuple(
         KVLayerDecl(index, tuple(_parts(index, layer, kind, config)))
         for index, (layer, kind) in enumerate(zip(cache.layers, kinds, strict=True))
+    )
+
+
+def with_checkpoints(layers: Sequence[KVLayerDecl], interval_tokens: int) -> tuple[KVLayerDecl, ...]:
+    """The same layers, whose states a prefix tree may keep every `interval_tokens`."""
+    lifetime = StateLifetime(interval_tokens)
+    return tuple(
+        attrs.evolve(
+            layer,
+            parts=tuple(
+                attrs.evolve(part, lifetime=lifetime) if isinstance(part.lifetime, StateLifetime) else part
+                for part in layer.parts
+            ),
+        )
+        for layer in layers
     )
 
 

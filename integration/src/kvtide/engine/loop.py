@@ -24,9 +24,13 @@ import torch
 
 from kvtide.engine.batch import ForwardBatch, Padding
 from kvtide.engine.errors import EngineError
+from kvtide.engine.origins import Origins, RowOrigins
 from kvtide.engine.runner import ModelRunner
 from kvtide.engine.stores import ArenaStore
 from kvtide.storage import AdmissionRefusal, KVStorage, PreparedStep, PromiseRefusal, Refusal
+
+NO_TOKEN = -1
+"""Of a row whose forward chose none."""
 
 
 @attrs.frozen(kw_only=True)
@@ -47,6 +51,9 @@ class Request:
 
     stops: tuple[tuple[int, ...], ...] = ()
     """Token sequences behind any of which it ends; they stay in the output."""
+
+    extra_key: str | None = None
+    """An adapter, a salt: it shares prefixes with requests of the same one only."""
 
     cancelled_step: int | None = None
     """Step of the loop at which its client goes away, if it has not ended."""
@@ -70,6 +77,9 @@ class RanForward:
 
     padding: Padding | None = None
     """Its shape, if it ran padded."""
+
+    origins: tuple[RowOrigins, ...] | None = None
+    """Whose bytes each row read, where prefixes are shared."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -138,9 +148,6 @@ class RunningRequest:
     row: int
     """Its row, until it is over."""
 
-    chunk_tokens: int
-    """Most tokens of its prompt in one forward."""
-
     written_tokens: int = 0
     """Tokens that its forwards have written, those in flight among them."""
 
@@ -167,11 +174,6 @@ class RunningRequest:
         return self.written_tokens < len(self.request.prompt) + len(self.recomputed)
 
     @property
-    def next_chunk(self) -> tuple[int, ...]:
-        """Token ids of its next prefill forward."""
-        return self.prompt[self.written_tokens : self.written_tokens + self.chunk_tokens]
-
-    @property
     def is_complete(self) -> bool:
         """Whether all its tokens are known."""
         return self.request.is_complete(self.tokens)
@@ -193,6 +195,7 @@ class SchedulerLoop:
         self._storage = storage
         self._store = ArenaStore(storage.routed_cache, storage.plan.page_tokens)
         self._chunk_tokens = chunk_tokens
+        self._origins = Origins(storage) if storage.shares_prefixes else None
         self._arriving = deque(sorted(requests, key=lambda request: request.arrival_step))
         self._waiting: deque[Request] = deque()
         self._running: list[RunningRequest] = []
@@ -241,10 +244,14 @@ class SchedulerLoop:
             request = self._waiting[0]
             had = self._retracted.get(request.request_id)
             recomputed = had or ()
+            prompt = request.prompt + recomputed
+            shares = self._storage.shares_prefixes
             rows = self._storage.admit(
-                [len(request.prompt) + len(recomputed)],
+                [len(prompt)],
                 [request.output_tokens - len(recomputed)],
                 whole=had is not None,
+                prompts=[prompt] if shares else None,
+                extra_keys=[request.extra_key] if shares else None,
             )
             if isinstance(rows, AdmissionRefusal) and not rows.is_final:
                 return
@@ -253,12 +260,13 @@ class SchedulerLoop:
                 self._rejected[request.request_id] = str(rows)
                 continue
             row = int(rows[0])
-            chunk_tokens = min(self._chunk_tokens, int(self._storage.requests.chunk_limits[row]))
+            if self._origins is not None:
+                self._origins.admitted(row)
             self._running.append(
                 RunningRequest(
                     request,
                     row,
-                    chunk_tokens,
+                    written_tokens=int(self._storage.requests.cached_tokens[row]),
                     recomputed=recomputed,
                     tokens=list(recomputed),
                     chosen_tokens=len(recomputed),
@@ -268,7 +276,12 @@ class SchedulerLoop:
     def _prefill(self) -> None:
         running = next((running for running in self._running if running.is_prefilling), None)
         if running is not None:
-            self._forward([running], [running.next_chunk])
+            self._forward([running], [self._next_chunk(running)])
+
+    def _next_chunk(self, running: RunningRequest) -> tuple[int, ...]:
+        """Token ids of its next prefill forward."""
+        start = running.written_tokens
+        return running.prompt[start : start + self._storage.chunk_tokens(running.row, self._chunk_tokens)]
 
     def _decode(self) -> None:
         decoding = [
@@ -321,6 +334,7 @@ class SchedulerLoop:
         if step is None:
             return
         ids = self._storage.launch_forward(step)
+        origins = None if self._origins is None else self._origins.launched(step)
         try:
             logits = self._runner.run(batch, self._store.forward(ids.resolve()))
         except BaseException:
@@ -328,12 +342,13 @@ class SchedulerLoop:
             raise
         self._storage.record_forward(step)
         self._storage.forward_processed(step)
-        self._storage.advance(step)
-        self._forwards.append(RanForward(batch, logits))
-        for one, count, token in zip(running, batch.counts, logits.argmax(dim=-1).tolist(), strict=True):
+        self._forwards.append(RanForward(batch, logits, origins=origins))
+        tokens = logits.argmax(dim=-1).tolist()
+        for one, count, token in zip(running, batch.counts, tokens, strict=True):
             one.written_tokens += count
             if not one.is_prefilling:
                 one.tokens.append(token)
+        self._storage.advance(step, [NO_TOKEN if one.is_prefilling else one.tokens[-1] for one in running])
 
     def _prepare(self, batch: ForwardBatch) -> PreparedStep | None:
         """The batch's step, whoever must be retracted for it; `None` where a request of the batch was."""

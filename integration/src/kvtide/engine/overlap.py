@@ -32,6 +32,7 @@ from kvtide.engine.loop import (
     StepObserver,
     checked,
 )
+from kvtide.engine.origins import RowOrigins
 from kvtide.engine.runner import Hook, ModelRunner
 from kvtide.storage import KVStorage, PreparedStep
 
@@ -67,6 +68,8 @@ class _Flying:
     chooses: bool
     chosen_before: Sequence[int]
     """Tokens chosen for each request by earlier forwards."""
+    origins: tuple[RowOrigins, ...] | None
+    """Whose bytes each row reads, where prefixes are shared."""
 
 
 class OverlapLoop(SchedulerLoop):
@@ -126,7 +129,7 @@ class OverlapLoop(SchedulerLoop):
         ]
         if prefilling is not None and not (decoding and self._last_was_prefill):
             self._last_was_prefill = True
-            return self._launch([prefilling], [prefilling.next_chunk])
+            return self._launch([prefilling], [self._next_chunk(prefilling)])
         if decoding:
             self._last_was_prefill = False
             decoding.sort(key=lambda one: one.row)
@@ -169,8 +172,11 @@ class OverlapLoop(SchedulerLoop):
         except BaseException:
             storage.abandon(step)
             raise
+        origins = None if self._origins is None else self._origins.launched(step)
         storage.record_forward(step, read_ends)
-        self._flying.append(_Flying(step, forward, running, chooses, [one.chosen_tokens for one in running]))
+        self._flying.append(
+            _Flying(step, forward, running, chooses, [one.chosen_tokens for one in running], origins)
+        )
         for one, count in zip(running, batch.counts, strict=True):
             one.written_tokens += count
             one.chosen_tokens += chooses
@@ -182,7 +188,9 @@ class OverlapLoop(SchedulerLoop):
         """Wait for the oldest forward in flight and take in its result; the requests that are complete with it."""
         flying = self._flying.popleft()
         result = self._end_of(flying)
-        self._forwards.append(RanForward(_known(flying), result.logits, flying.forward.padding))
+        self._forwards.append(
+            RanForward(_known(flying), result.logits, padding=flying.forward.padding, origins=flying.origins)
+        )
         tokens, drawn = result.tokens.tolist(), result.drawn_counts.tolist()
         lengths = result.lengths.tolist()
         for place, one in enumerate(flying.running):
@@ -205,8 +213,13 @@ class OverlapLoop(SchedulerLoop):
         assert flying.step.done_event is not None, "what flies has been recorded"
         self._storage.device.wait_on_host(flying.step.done_event)
         self._storage.forward_processed(flying.step)
-        self._storage.advance(flying.step)
-        return flying.forward.result()
+        chosen = None
+        try:
+            result = flying.forward.result()
+            chosen = result.tokens.tolist() if flying.chooses else None
+        finally:
+            self._storage.advance(flying.step, chosen)
+        return result
 
     def _drain(self) -> None:
         """End what is in flight, whatever came of it."""

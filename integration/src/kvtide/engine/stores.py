@@ -17,7 +17,7 @@ that is the sink (page 0) and zeroing on hand-out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import attrs
@@ -194,18 +194,16 @@ class PlainStore:
     def __init__(self, page_tokens: int) -> None:
         """Hold nothing yet. `page_tokens` only says in what pages `pages` lays tokens out."""
         self._page_tokens = page_tokens
-        self._requests: dict[str, _PlainRequest] = {}
+        self._requests: dict[str, PlainRequest] = {}
 
     def forward(self, batch: ForwardBatch, padding: Padding | None = None) -> ForwardStore:
         """The store of one forward. A request without earlier tokens starts from nothing, as a padded place does each time."""
         for request_id, before in zip(batch.request_ids, batch.tokens_before, strict=True):
             if before == 0:
-                self._requests[request_id] = _PlainRequest()
-        requests = [self._requests[request_id] for request_id in batch.request_ids]
-        if padding is None:
-            return _PlainForward(self._page_tokens, requests)
-        requests += [_PlainRequest() for _ in range(padding.row_count - len(requests))]
-        return _PlainForward(self._page_tokens, requests, padding.page_columns)
+                self._requests[request_id] = PlainRequest()
+        return plain_forward(
+            self._page_tokens, [self._requests[request_id] for request_id in batch.request_ids], padding
+        )
 
     def release(self, request_id: str) -> None:
         """Forget a request."""
@@ -213,7 +211,9 @@ class PlainStore:
 
 
 @attrs.define(eq=False)
-class _PlainRequest:
+class PlainRequest:
+    """One request's."""
+
     tokens: dict[tuple[int, str], torch.Tensor] = attrs.field(factory=dict)
     """(layer, plane) → `[tokens written, …]`."""
 
@@ -222,21 +222,30 @@ class _PlainRequest:
 
 
 @attrs.frozen(eq=False)
-class _PlainForward:
+class PlainForward:
+    """A `ForwardStore` over plain tensors."""
+
     page_tokens: int
-    requests: list[_PlainRequest]
+    """Of every page."""
+
+    requests: list[PlainRequest]
+    """Of the rows."""
+
     page_columns: int = 0
     """Columns of page tables, at least."""
+
     _page_tables: dict[int, torch.Tensor] = attrs.field(factory=dict, init=False)
     """By columns; the layers of one forward have one."""
 
     def write_tokens(self, layer: int, values: Planes) -> None:
+        """See `ForwardStore.write_tokens`."""
         for name, value in values.items():
             for request, new in zip(self.requests, value.chunk(len(self.requests)), strict=True):
                 written = request.tokens.get((layer, name), new[:0])
                 request.tokens[layer, name] = torch.cat([written, new])
 
     def read_tokens(self, layer: int, positions: torch.Tensor) -> dict[str, torch.Tensor]:
+        """See `ForwardStore.read_tokens`."""
         rows = list(zip(self.requests, positions, strict=True))
         return {
             name: torch.stack([_tokens_at(request.tokens[layer, name], row) for request, row in rows])
@@ -262,6 +271,7 @@ class _PlainForward:
         return LayerPages(planes, self._page_tables[columns])
 
     def load_state(self, layer: int) -> dict[str, torch.Tensor]:
+        """See `ForwardStore.load_state`."""
         loaded = {}
         for name in _planes_of(layer, self.requests[0].states):
             nothing = torch.zeros_like(self.requests[0].states[layer, name])
@@ -271,9 +281,20 @@ class _PlainForward:
         return loaded
 
     def store_state(self, layer: int, values: Planes) -> None:
+        """See `ForwardStore.store_state`."""
         for name, value in values.items():
             for request, state in zip(self.requests, value, strict=True):
                 request.states[layer, name] = state.clone()
+
+
+def plain_forward(
+    page_tokens: int, requests: Sequence[PlainRequest], padding: Padding | None
+) -> ForwardStore:
+    """The store of one forward over `requests`, and over a request without tokens for each padded place."""
+    if padding is None:
+        return PlainForward(page_tokens, list(requests))
+    padded = [PlainRequest() for _ in range(padding.row_count - len(requests))]
+    return PlainForward(page_tokens, [*requests, *padded], padding.page_columns)
 
 
 def _planes_of(layer: int, tensors: Mapping[tuple[int, str], torch.Tensor]) -> list[str]:

@@ -2,7 +2,8 @@
 
 The life of a request: `admit` → (`prepare_step` → `launch_forward` → the model resolves the ids and runs over
 `storage.routed_cache` → `record_forward` → `forward_processed` → `advance`) as often as it takes → `release`. With an overlapping
-`ServingPolicy` the next step of a row is prepared, launched and recorded before its last one is processed.
+`ServingPolicy` the next step of a row is prepared, launched and recorded before its last one is processed. With a policy that
+shares prefixes, rows that are admitted with their prompts begin with what others have computed.
 """
 
 from kvtide.chain import Refusal, TakeRefusal
@@ -11,35 +12,54 @@ from kvtide.storage.errors import StorageError
 from kvtide.storage.forward_ids import ForwardIds, ForwardStateSlots, UnresolvedIds
 from kvtide.storage.overcommit import Overcommit
 from kvtide.storage.prefix_cache import PrefixCache
+from kvtide.storage.prefix_sharing import SharingObserver
 from kvtide.storage.read_ends import SharedReadEnds
 from kvtide.storage.refusals import AdmissionRefusal, PromiseRefusal, WillFree
 from kvtide.storage.requests import RequestTable
 from kvtide.storage.row_state import RowState
 from kvtide.storage.settings import StorageSettings
-from kvtide.storage.statistics import AdmissionStatistics, StorageStatistics
+from kvtide.storage.statistics import AdmissionStatistics, SharingStatistics, StorageStatistics
 from kvtide.storage.steps import PreparedStep, StepState
 from kvtide.storage.storage import KVStorage
+from kvtide.storage.tree import (
+    CostAware,
+    EvictionPolicy,
+    LeastRecentlyUsed,
+    PrefixTree,
+    TreeLock,
+    TreeShape,
+    Worth,
+)
 
 __all__ = [
     "AdmissionRefusal",
     "AdmissionStatistics",
+    "CostAware",
+    "EvictionPolicy",
     "ForwardIds",
     "ForwardStateSlots",
     "KVStorage",
+    "LeastRecentlyUsed",
     "Overcommit",
     "PrefixCache",
+    "PrefixTree",
     "PreparedStep",
     "PromiseRefusal",
     "Refusal",
     "RequestTable",
     "RowState",
     "SharedReadEnds",
+    "SharingObserver",
+    "SharingStatistics",
     "StepState",
     "StorageError",
     "StorageSettings",
     "StorageStatistics",
     "TakeRefusal",
+    "TreeLock",
+    "TreeShape",
     "UnresolvedIds",
     "WillFree",
+    "Worth",
     "build_kv_storage",
 ]

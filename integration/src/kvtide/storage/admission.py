@@ -4,7 +4,8 @@ Each row is *promised* its peak in every band on the day it is admitted: every f
 of each window that any chunking up to its chunk limit holds, its state slots. What it was promised and does not hold is
 *outstanding*. The invariant, at every moment:
 
-    units in use, less what a cache could evict, and all that is outstanding, can be laid out in the arena
+    units in use, less what a cache could evict, all that is outstanding, and window units that rows share, once
+    for each row but one, can be laid out in the arena
 
 It is asked of the chain as it is (`ChainAllocator.admits`), so pages that are fixed, sent or quarantined count where they lie. A take
 of an admitted row uses what is outstanding; retiring a window returns it; a release ends both. None changes the sum, and fewer
@@ -35,7 +36,7 @@ from kvtide.chain import ChainAllocator
 from kvtide.device import IntArray
 from kvtide.ledger import ForwardSteps, InvariantError
 from kvtide.plan import pack
-from kvtide.sizing import KVDemand, SizedPlan, SizingError
+from kvtide.sizing import DemandPurpose, KVDemand, SizedPlan, SizingError
 from kvtide.storage.errors import StorageError
 from kvtide.storage.evicting_takes import EvictingTakes
 from kvtide.storage.overcommit import Overcommit
@@ -135,17 +136,24 @@ class ChainPrefillBudget:
     # ── verdicts ──
 
     def offer(
-        self, prompts: Sequence[int], outputs: Sequence[int], *, whole: bool
+        self,
+        prompts: Sequence[int],
+        outputs: Sequence[int],
+        *,
+        whole: bool,
+        cached: Sequence[int],
+        asks_again: bool = False,
     ) -> Promise | AdmissionRefusal:
         """What requests of these lengths are promised, all together, or why they are not admitted now.
 
-        `whole`: all their output, whatever the policy. Raises `StorageError` for a length that is no positive integer.
+        `cached`: tokens of each prompt that it is given, whose units a prefix cache holds and has locked. `whole`: all their output, whatever the policy. `asks_again`: a
+        final refusal is not counted, since the caller will ask for them without what they are given. Raises `StorageError` for a length that is no positive integer.
         """
         promised = outputs = list(outputs)
         if self._overcommit is not None and not whole:
             promised = [self._overcommit.promised_output(output, 1) for output in outputs]
-        verdict = self._verdict(prompts, outputs, promised)
-        if isinstance(verdict, AdmissionRefusal):
+        verdict = self._verdict(prompts, outputs, promised, cached)
+        if isinstance(verdict, AdmissionRefusal) and not (asks_again and verdict.is_final):
             self._waits.update(verdict.waits_for)
             self._aborted += len(prompts) if verdict.is_final else 0
             if verdict.is_final:
@@ -153,10 +161,10 @@ class ChainPrefillBudget:
         return verdict
 
     def _verdict(
-        self, prompts: Sequence[int], outputs: Sequence[int], promised: Sequence[int]
+        self, prompts: Sequence[int], outputs: Sequence[int], promised: Sequence[int], cached: Sequence[int]
     ) -> Promise | AdmissionRefusal:
         sized = self._sized
-        promise = self._promise(prompts, promised, sized.chunk_tokens)
+        promise = self._promise(prompts, promised, sized.chunk_tokens, cached)
         longest = max((sum(pair) for pair in zip(prompts, outputs, strict=True)), default=0)
         if self._is_too_long(longest):
             return AdmissionRefusal(rule=self._too_long(longest), waits_for=())
@@ -178,14 +186,16 @@ class ChainPrefillBudget:
             return AdmissionRefusal(rule=f"{reason}, not even alone", waits_for=())
         waits_for = self._waits_for()
         limit = self._longest(
-            lambda chunk: self._fits_now(self._demands(prompts, promised, chunk)),
+            lambda chunk: self._fits_now(self._demands(prompts, promised, chunk, cached)),
             # While something will free, chunks are as long as an empty arena allows: they do not shrink for a moment's sake.
             alone if waits_for else sized.least_chunk_tokens,
             alone,
         )
         if limit is not None:
-            return self._promise(prompts, promised, limit)
-        reason = self._does_not_fit(prompts, promised, alone if waits_for else sized.least_chunk_tokens)
+            return self._promise(prompts, promised, limit, cached)
+        reason = self._does_not_fit(
+            prompts, promised, alone if waits_for else sized.least_chunk_tokens, cached
+        )
         return AdmissionRefusal(rule=f"{reason} {self._beside(waits_for)}", waits_for=waits_for)
 
     # ── what was promised ──
@@ -211,7 +221,7 @@ class ChainPrefillBudget:
                 int(self._requests.limits[row]) + 1 - prompt, end + 1 - prompt
             )
             limit = int(self._requests.chunk_limits[row])
-            (demand,) = self._demands([prompt], [output], limit)
+            (demand,) = self._demands([prompt], [output], limit, [int(self._requests.cached_tokens[row])])
             promised[:, place], tokens[place] = demand.units, prompt + output - 1
         held = self._units.counts[:, over]
         more = np.maximum(promised - held, 0) - np.maximum(self._promised[:, over] - held, 0)
@@ -260,20 +270,31 @@ class ChainPrefillBudget:
 
     # ── helpers ──
 
-    def _demands(self, prompts: Sequence[int], outputs: Sequence[int], chunk: int) -> tuple[KVDemand, ...]:
+    def _demands(
+        self, prompts: Sequence[int], outputs: Sequence[int], chunk: int, cached: Sequence[int] | None = None
+    ) -> tuple[KVDemand, ...]:
+        """Beside `cached` tokens of each prompt; in an empty arena without."""
         try:
             return tuple(
-                self._sized.demand(prompt_tokens=prompt, output_tokens=output, chunk_tokens=chunk)
-                for prompt, output in zip(prompts, outputs, strict=True)
+                self._sized.demand(
+                    prompt_tokens=prompt,
+                    output_tokens=output,
+                    chunk_tokens=chunk,
+                    purpose=DemandPurpose.ADMIT,
+                    cached_tokens=tokens,
+                )
+                for prompt, output, tokens in zip(prompts, outputs, cached or [0] * len(prompts), strict=True)
             )
         except SizingError as error:
             raise StorageError(f"cannot admit a request: {error}") from error
 
-    def _promise(self, prompts: Sequence[int], outputs: Sequence[int], chunk: int) -> Promise:
+    def _promise(
+        self, prompts: Sequence[int], outputs: Sequence[int], chunk: int, cached: Sequence[int]
+    ) -> Promise:
         return Promise(
             chunk_limit=chunk,
             output_tokens=tuple(outputs),
-            demands=self._demands(prompts, outputs, chunk),
+            demands=self._demands(prompts, outputs, chunk, cached),
         )
 
     @staticmethod
@@ -296,8 +317,13 @@ class ChainPrefillBudget:
         """Whether so many units, in chain order, fit beside what is outstanding, all that is evictable being evicted."""
         with self._chain.capacity_decision("an admission"):
             units = (self.outstanding_units + asked).tolist()
-            names = (band.name for band in self._sized.layout.bands)
-            return self._takes.has_room(dict(zip(names, units, strict=True)))
+            names = [band.name for band in self._sized.layout.bands]
+            return self._takes.has_room(
+                {
+                    name: count + self._takes.counted_on_again(name)
+                    for name, count in zip(names, units, strict=True)
+                }
+            )
 
     def _fits_alone(self, prompts: Sequence[int], outputs: Sequence[int], chunk: int) -> bool:
         """Whether an arena that holds nothing else serves them together, in chunks of `chunk` tokens, to their ends."""
@@ -352,12 +378,14 @@ class ChainPrefillBudget:
             "sized for"
         )
 
-    def _does_not_fit(self, prompts: Sequence[int], outputs: Sequence[int], chunk: int) -> str:
+    def _does_not_fit(
+        self, prompts: Sequence[int], outputs: Sequence[int], chunk: int, cached: Sequence[int] | None = None
+    ) -> str:
         layout = self._sized.layout
         units = ", ".join(
             f"{count} × {band.unit_bytes} bytes of {band.name!r}"
             for band, count in zip(
-                layout.bands, self._sum(self._demands(prompts, outputs, chunk)).tolist(), strict=True
+                layout.bands, self._sum(self._demands(prompts, outputs, chunk, cached)).tolist(), strict=True
             )
         )
         chunks = f", in chunks of {chunk} tokens," if chunk > 1 else ", token by token,"

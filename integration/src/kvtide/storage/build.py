@@ -15,6 +15,7 @@ from kvtide.storage.errors import StorageError
 from kvtide.storage.overcommit import Overcommit
 from kvtide.storage.storage import KVStorage
 from kvtide.storage.supported import check_policy, check_supported
+from kvtide.storage.tree import EvictionPolicy
 
 PLAIN_POLICY = ServingPolicy()
 """Neither overlap nor sharing nor drafts."""
@@ -37,6 +38,7 @@ def build_kv_storage(
     writes_whole_pages: bool = False,
     policy: ServingPolicy = PLAIN_POLICY,
     overcommit: Overcommit | None = None,
+    eviction_policy: EvictionPolicy | None = None,
 ) -> KVStorage:
     """A storage whose arena, mirrors and scratch lie within `budget_bytes`.
 
@@ -60,6 +62,8 @@ def build_kv_storage(
             own tokens there.
         overcommit: promise less than requests may come to hold; without it, whatever is admitted runs to its end.
 
+        eviction_policy: what the prefix tree lets go of first, where the policy shares prefixes; by default what was not used for longest.
+
     Raises:
         StorageError: a plan, policy or device that the storage cannot run, such as several page sizes, drafts, memory whose work has
             no streams, or a device that holds more beside the arena than the budget has for it.
@@ -68,7 +72,7 @@ def build_kv_storage(
             make no sense.
     """
     check_supported(plan)
-    check_policy(plan, policy)
+    check_policy(policy)
     if scratch_bytes is None:
         scratch_bytes = GPU_SCRATCH_BYTES if torch.device(memory).type == "cuda" else MOVE_SCRATCH_BYTES
     sized = size_plan(
@@ -95,4 +99,5 @@ def build_kv_storage(
         kernel_offset_bits=kernel_offset_bits,
         writes_whole_pages=writes_whole_pages,
         overcommit=overcommit,
+        eviction_policy=eviction_policy,
     )

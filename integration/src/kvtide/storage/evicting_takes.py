@@ -29,6 +29,10 @@ class EvictingTakes:
         """Units of the cache that no row accounts for, by band."""
         return {} if self._cache is None else self._cache.held_units()
 
+    def counted_on_again(self, name: str) -> int:
+        """Units of one band that rows count on beside those in use, since they share some."""
+        return 0 if self._cache is None else self._cache.units_counted_on_again().get(name, 0)
+
     def has_room(self, units: Mapping[str, int]) -> bool:
         """Whether so many units fit, by band, once all that is evictable has been evicted."""
         evictable = {} if self._cache is None else self._cache.evictable_units()
@@ -40,6 +44,15 @@ class EvictingTakes:
         if isinstance(answer, TakeRefusal):
             raise _broken_promise(answer)
         return answer.state_slots
+
+    def try_slots(self, count: int) -> IntArray | None:
+        """The same; `None` where fixed units or transfers have come in the way."""
+        answer = self._take(0, count, None)
+        if isinstance(answer, Taken):
+            return answer.state_slots
+        if not self._chain.uses.bind_layout:
+            raise _broken_promise(answer)
+        return None
 
     def take_pages(self, pages: int, bands: Mapping[str, BandTake] | None) -> Taken | TakeRefusal:
         """Pages that were promised. Refused, with nothing evicted, only where fixed units or transfers have come in the way since.

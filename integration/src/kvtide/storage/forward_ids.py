@@ -76,6 +76,9 @@ class UnresolvedIds:
     reset_rows: IntArray
     """Rows handed out since the launch before, in this forward or not."""
 
+    reset_lengths: IntArray
+    """Tokens that each of them was given with a hit."""
+
     translator: IdTranslator
     """Of the storage that launched it."""
 
@@ -136,12 +139,19 @@ class IdTranslator:
             return self._translate(ids)
 
     def _translate(self, ids: UnresolvedIds) -> ForwardIds:
-        rows, write_rows, write_positions, virtual_slots, reset_rows = self._device.send(
-            self._device.forward_stream,
-            [ids.rows, ids.write_rows, ids.write_positions, ids.state_slots, ids.reset_rows],
+        sent = (
+            ids.rows,
+            ids.write_rows,
+            ids.write_positions,
+            ids.state_slots,
+            ids.reset_rows,
+            ids.reset_lengths,
+        )
+        rows, write_rows, write_positions, virtual_slots, reset_rows, reset_lengths = self._device.send(
+            self._device.forward_stream, sent
         )
         if len(ids.reset_rows):
-            self._row_state.reset(reset_rows)
+            self._row_state.reset(reset_rows, reset_lengths)
         virtual_tables = self._rows[rows, : ids.page_columns]
         write_slots: dict[str, torch.Tensor] = {}
         page_tables: dict[str, torch.Tensor] = {}

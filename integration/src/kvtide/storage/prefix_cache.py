@@ -21,6 +21,12 @@ class PrefixCache(Protocol):
     def evictable_units(self) -> Mapping[str, int]:
         """Of them those that it could free now, all together: nobody has locked them, no copy or transfer touches them."""
 
+    def units_counted_on_again(self) -> Mapping[str, int]:
+        """Units that several rows need, once for each row but one that may give its claim up and take another unit instead.
+
+        Admission keeps room for so many beside what is outstanding.
+        """
+
     def evict_until(self, is_enough: Callable[[Mapping[str, int]], bool]) -> None:
         """Choose victims one after another until `is_enough` of the units that they would free, then free them.
 

@@ -42,6 +42,8 @@ class RequestTable:
         """Most prompt tokens that one forward may write."""
         self.checkpoint_lengths: IntArray = np.zeros(row_count, np.int64)
         """Length of the latest checkpoint, 0 before the first: a hit there sets the windows' retention floor; or `NO_CHECKPOINT`."""
+        self.cached_tokens: IntArray = np.zeros(row_count, np.int64)
+        """Tokens that the request was given with a hit: what its row began with."""
         self.state_slots: IntArray = np.full(row_count, -1, np.int64)
         """Virtual state slot; −1 without a state band."""
         self.generations: IntArray = np.zeros(row_count, np.int64)
@@ -62,15 +64,17 @@ class RequestTable:
         state_slots: IntArray,
         *,
         chunk_limit: int,
-        checkpoint_length: int,
+        cached_tokens: IntArray,
+        has_checkpoints: bool,
     ) -> IntArray:
-        """Rows for new requests; the caller has checked that there are as many."""
+        """Rows for new requests that begin behind `cached_tokens`; the caller has checked that there are as many."""
         rows = self._free.mint(len(limits))
         self._live[rows] = True
         self.prompts[rows] = prompts
         self.limits[rows] = limits
         self.chunk_limits[rows] = chunk_limit
-        self.checkpoint_lengths[rows] = checkpoint_length
+        self.cached_tokens[rows] = self.lengths[rows] = self.prepared[rows] = cached_tokens
+        self.checkpoint_lengths[rows] = cached_tokens if has_checkpoints else NO_CHECKPOINT
         self.state_slots[rows] = state_slots
         return rows
 
@@ -89,6 +93,14 @@ class RequestTable:
         self.pages[of_row, columns] = virtual_pages
         self.page_counts[rows] += counts
         self._mirror.stage(of_row * self.pages_per_row + columns, virtual_pages)
+
+    def replace(self, row: int, first: int, virtual_pages: IntArray) -> None:
+        """Let `virtual_pages` stand in a row from its page `first` on; those that do already cost nothing."""
+        columns = first + np.flatnonzero(self.pages[row, first : first + len(virtual_pages)] != virtual_pages)
+        if len(columns):
+            values = virtual_pages[columns - first]
+            self.pages[row, columns] = values
+            self._mirror.stage(row * self.pages_per_row + columns, values)
 
     def held(self, rows: IntArray, first: IntArray, end: IntArray) -> IntArray:
         """Virtual pages `[first[i], end[i])` of each row, row after row."""
@@ -150,6 +162,7 @@ class RequestTable:
             self.limits,
             self.chunk_limits,
             self.checkpoint_lengths,
+            self.cached_tokens,
         )
 
 

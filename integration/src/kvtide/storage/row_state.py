@@ -32,9 +32,10 @@ class RowState:
         self.drawn_counts = self._values[2]
         """Tokens chosen for the request so far: the sampler's cursor."""
 
-    def reset(self, rows: torch.Tensor) -> None:
-        """Begin anew for `rows [count]`; on the forward stream."""
+    def reset(self, rows: torch.Tensor, lengths: torch.Tensor) -> None:
+        """Begin anew for `rows [count]`, behind `lengths [count]` tokens that others have written; on the forward stream."""
         self._values[:, rows] = 0
+        self.lengths[rows] = lengths
 
     def advance(self, rows: torch.Tensor, written_tokens: int, chosen: torch.Tensor | None) -> None:
         """Note what a forward did to `rows [count]`: tokens written for each, and the tokens `chosen [count]`, if it chose any.

@@ -124,10 +124,31 @@ class RowUnits:
         for (place, _), bound in zip(self._tokens, take.bound, strict=True):
             self.counts[place, rows] += bound
 
-    def begin(self, rows: IntArray) -> None:
+    def begin(self, rows: IntArray, slots_each: int) -> None:
         """Count the state slots that rows begin with."""
         if self._plan.state_sub_pool is not None:
-            self.counts[self._plan.sub_pools.index(self._plan.state_sub_pool), rows] = 1
+            self.counts[self._plan.sub_pools.index(self._plan.state_sub_pool), rows] = slots_each
+
+    def start_behind(self, row: int, pages: int) -> None:
+        """The first `pages` of a row are a prefix cache's: what it holds itself starts behind them."""
+        places = [place for place, _ in self._tokens]
+        self._first[places, row] = np.maximum(self._first[places, row], pages)
+
+    def first_held(self, place: int, row: int) -> int:
+        """First page that a row may still hold of the band at `place`."""
+        return int(self._first[place, row])
+
+    def first_kept_pages(self, rows: IntArray, places: Sequence[int]) -> IntArray:
+        """First page of each row that it still reads of the windows at `places`, or a hit on its latest checkpoint; `[places, rows]`."""
+        at = np.minimum(self._requests.lengths[rows], self._requests.checkpoint_lengths[rows])
+        kept: IntArray = np.zeros((len(places), len(rows)), np.int64)
+        for which, place in enumerate(places):
+            kept[which] = self._first_kept(self._plan.sub_pools[place], at)
+        return kept
+
+    def let_go(self, row: int, units: IntArray) -> None:
+        """A row needs `units`, by band, of what a prefix cache holds of its price, no more."""
+        self.counts[:, row] -= units
 
     def writes_of_step(self, step: PreparedStep) -> Mapping[str, IntArray]:
         """What a step's forward writes, by band: the pages that its tokens fall into, and its rows' state slots."""
@@ -168,7 +189,8 @@ class RowUnits:
         self._first[:, rows] = 0
         state = self._plan.state_sub_pool
         if state is not None:
-            self._chain.free_state_slots(self._requests.state_slots[rows])
+            slots = self._requests.state_slots[rows]
+            self._chain.free_state_slots(slots[slots >= 0])
             self.counts[self._plan.sub_pools.index(state), rows] = 0
 
     # ── helpers ──

@@ -30,6 +30,32 @@ class AdmissionStatistics:
 
 
 @attrs.frozen(kw_only=True)
+class SharingStatistics:
+    """What sharing prefixes has come to since the start, and what is kept for it."""
+
+    matched_tokens: int
+    """Tokens of admitted prompts that were known."""
+
+    hit_tokens: int
+    """Of them, those that were restored and needed no prefill."""
+
+    restorable_tokens: Mapping[str, int]
+    """By band, how many of them it could have restored by itself: those far above `hit_tokens` waited for another."""
+
+    held_units: Mapping[str, int]
+    """In the tree, by band."""
+
+    evictable_units: Mapping[str, int]
+    """Of them, those that no request needs."""
+
+    evicted_units: Mapping[str, int]
+    """By band."""
+
+    stalled_checkpoints: Mapping[str, int]
+    """Checkpoints forgone, and slots that could not be replaced at once, by reason."""
+
+
+@attrs.frozen(kw_only=True)
 class StorageStatistics:
     """The storage at one moment."""
 
@@ -59,6 +85,9 @@ class StorageStatistics:
 
     admission: AdmissionStatistics
     """Verdicts."""
+
+    sharing: SharingStatistics | None
+    """`None` without a policy that shares prefixes."""
 
     chain: ChainStatistics
     """Bands and bytes."""

@@ -30,7 +30,7 @@ changes anything.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -41,22 +41,24 @@ from kvtide.chain import ChainAllocator, Taken, TakeRefusal
 from kvtide.device import IntArray, UnitGrid
 from kvtide.ledger import CheckLevel, ForwardSteps, InvariantChecks, LaunchRecord
 from kvtide.plan import ArenaLayout, KVStoragePlan
-from kvtide.sizing import SizedPlan, mirror_lengths
-from kvtide.storage.admission import ChainPrefillBudget
+from kvtide.sizing import CheckpointStrategy, SizedPlan, mirror_lengths
+from kvtide.storage.admission import ChainPrefillBudget, Promise
 from kvtide.storage.errors import StorageError
 from kvtide.storage.evicting_takes import EvictingTakes
 from kvtide.storage.forward_ids import IdTranslator, UnresolvedIds
 from kvtide.storage.idle_checks import verify_mirrors, verify_units
 from kvtide.storage.overcommit import Overcommit
 from kvtide.storage.prefix_cache import PrefixCache
+from kvtide.storage.prefix_sharing import PrefixSharing, SharingObserver
 from kvtide.storage.read_ends import SharedReadEnds
 from kvtide.storage.refusals import AdmissionRefusal, PromiseRefusal
-from kvtide.storage.requests import NO_CHECKPOINT, RequestTable, spread
+from kvtide.storage.requests import RequestTable, spread
 from kvtide.storage.row_state import RowResets, RowState
 from kvtide.storage.row_units import RowUnits
 from kvtide.storage.statistics import StorageStatistics
 from kvtide.storage.steps import PreparedStep, StepState, check_checkpoints, check_step, check_turn
 from kvtide.storage.supported import check_device, check_policy, check_supported
+from kvtide.storage.tree import EvictionPolicy
 from kvtide.storage.whole_numbers import whole_numbers
 
 log = structlog.get_logger(__name__)
@@ -74,10 +76,11 @@ class KVStorage:
         kernel_offset_bits: int = OFFSET_BITS,
         writes_whole_pages: bool = False,
         overcommit: Overcommit | None = None,
+        eviction_policy: EvictionPolicy | None = None,
     ) -> None:
         """Empty, over the arena of `device`; arguments and errors as `build_kv_storage`."""
         check_supported(sized.plan)
-        check_policy(sized.plan, sized.policy)
+        check_policy(sized.policy)
         check_device(device)
         self.sized = sized
         self.device = device
@@ -111,6 +114,17 @@ class KVStorage:
         self._admission = ChainPrefillBudget(
             sized, self.chain, self._takes, self.requests, units=self._units, overcommit=overcommit
         )
+        self._sharing: PrefixSharing | None = None
+        if sized.policy.strategy is not CheckpointStrategy.NONE:
+            self._sharing = PrefixSharing(
+                sized,
+                self.chain,
+                self.requests,
+                units=self._units,
+                takes=self._takes,
+                policy=eviction_policy,
+            )
+            self._takes.use(self._sharing)
         self._translator = IdTranslator(
             device,
             {band.name: band.page_tokens for band in sized.layout.bands},
@@ -118,6 +132,11 @@ class KVStorage:
             self.row_state,
             self._checks,
         )
+
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether rows that are admitted with their prompts share prefixes."""
+        return self._sharing is not None
 
     @property
     def plan(self) -> KVStoragePlan:
@@ -146,34 +165,118 @@ class KVStorage:
         return self._admission.most_output_tokens(prompt_tokens)
 
     def admit(
-        self, prompt_tokens: npt.ArrayLike, output_tokens: npt.ArrayLike, *, whole: bool = False
+        self,
+        prompt_tokens: npt.ArrayLike,
+        output_tokens: npt.ArrayLike,
+        *,
+        whole: bool = False,
+        prompts: Sequence[npt.ArrayLike] | None = None,
+        extra_keys: Sequence[Hashable] | None = None,
     ) -> IntArray | AdmissionRefusal:
-        """Rows for requests of these lengths, all of them or a refusal; each gets its state slot, zero-filled.
+        """Rows for requests of these lengths, all of them or a refusal; each gets its state slots, the running one zero-filled.
+
+        With `prompts`, the tokens themselves, rows share prefixes, if the policy does: a row begins with what the tree can restore of its
+        prompt, `requests.cached_tokens[row]` tokens that need no prefill, and hands over what it computes. `extra_keys`: adapters or
+        salts; requests of different ones share nothing.
 
         Whatever is admitted can run to its end, in chunks of at most `requests.chunk_limits[row]` tokens: no later take of it is
         refused. Under `Overcommit` that holds for a share of the output; `whole` promises all of it, as a request that was retracted
         must be. A refusal says what is waited for, or that waiting would be for ever.
         """
-        prompts = whole_numbers("prompt_tokens", prompt_tokens)
+        lengths = whole_numbers("prompt_tokens", prompt_tokens)
         outputs = whole_numbers("output_tokens", output_tokens)
-        if prompts.shape != outputs.shape:
-            raise StorageError(f"cannot admit {len(prompts)} prompts with {len(outputs)} outputs")
-        promise = self._admission.offer(prompts.tolist(), outputs.tolist(), whole=whole)
+        if lengths.shape != outputs.shape:
+            raise StorageError(f"cannot admit {len(lengths)} prompts with {len(outputs)} outputs")
+        self._steps.check_pages_may_change("an admission")
+        tokens = self._checked_prompts(lengths, prompts, extra_keys)
+        if self._sharing is None or tokens is None:
+            promise = self._admission.offer(
+                lengths.tolist(), outputs.tolist(), whole=whole, cached=[0] * len(lengths)
+            )
+            if isinstance(promise, AdmissionRefusal):
+                return promise
+            return self._open(lengths, outputs, promise, np.zeros_like(lengths), slots_each=1)[0]
+        return self._admit_sharing(self._sharing, lengths, outputs, tokens, extra_keys, whole=whole)
+
+    def _admit_sharing(
+        self,
+        sharing: PrefixSharing,
+        lengths: IntArray,
+        outputs: IntArray,
+        tokens: Sequence[IntArray],
+        extra_keys: Sequence[Hashable] | None,
+        *,
+        whole: bool,
+    ) -> IntArray | AdmissionRefusal:
+        """Rows that begin with hits; without any where those keep memory that is needed otherwise."""
+        keys = [None] * len(tokens) if extra_keys is None else extra_keys
+        locks = sharing.lock(tokens, keys)
+        cached = sharing.cached_tokens(locks)
+        promise = self._admission.offer(
+            lengths.tolist(), outputs.tolist(), whole=whole, cached=cached, asks_again=any(cached)
+        )
+        if isinstance(promise, AdmissionRefusal) and promise.is_final and any(cached):
+            sharing.unlock(locks)
+            locks = sharing.lock([prompt[:0] for prompt in tokens], keys)
+            cached = sharing.cached_tokens(locks)
+            promise = self._admission.offer(lengths.tolist(), outputs.tolist(), whole=whole, cached=cached)
         if isinstance(promise, AdmissionRefusal):
+            sharing.unlock(locks)
             return promise
-        has_state = self.plan.state_sub_pool is not None
-        slots = self._takes.take_slots(len(prompts)) if has_state else np.full(len(prompts), -1, np.int64)
+        slots_each = self.sized.policy.rule.slots
+        rows, slots = self._open(lengths, outputs, promise, np.array(cached, np.int64), slots_each=slots_each)
+        sharing.begin(rows, locks, tokens, slots)
+        return rows
+
+    def _open(
+        self, prompts: IntArray, outputs: IntArray, promise: Promise, cached: IntArray, *, slots_each: int
+    ) -> tuple[IntArray, IntArray]:
+        """Rows for requests that were offered `promise`, and the state slots of each, `[rows, …]`."""
+        slots = np.full((len(prompts), 1), -1, np.int64)
+        if self.plan.state_sub_pool is not None:
+            slots = self._takes.take_slots(len(prompts) * slots_each).reshape(len(prompts), -1)
         rows = self.requests.open(
             prompts,
             prompts + outputs - 1,
-            slots,
+            slots[:, 0],
             chunk_limit=promise.chunk_limit,
-            checkpoint_length=NO_CHECKPOINT if self._grid is None else 0,
+            cached_tokens=cached,
+            has_checkpoints=self._grid is not None,
         )
         self._row_resets.mark(rows)
         self._admission.promise(rows, promise)
-        self._units.begin(rows)
-        return rows
+        self._units.begin(rows, slots_each)
+        return rows, slots
+
+    def _checked_prompts(
+        self,
+        lengths: IntArray,
+        prompts: Sequence[npt.ArrayLike] | None,
+        extra_keys: Sequence[Hashable] | None,
+    ) -> list[IntArray] | None:
+        if prompts is None:
+            if extra_keys is not None:
+                raise StorageError("cannot admit by extra keys without the prompts' tokens")
+            return None
+        tokens = [whole_numbers("prompts", prompt) for prompt in prompts]
+        if [len(prompt) for prompt in tokens] != lengths.tolist():
+            raise StorageError(
+                f"cannot admit prompts of {[len(prompt) for prompt in tokens]} tokens as {lengths.tolist()}"
+            )
+        if extra_keys is not None and len(extra_keys) != len(tokens):
+            raise StorageError(f"cannot admit {len(tokens)} prompts by {len(extra_keys)} extra keys")
+        return tokens
+
+    def chunk_tokens(self, row: int, most: int) -> int:
+        """How many tokens of its prompt a row is to have in its next chunk, at most `most` and its chunk limit; 0 behind the prompt.
+
+        A row that shares prefixes has its chunks cut where a checkpoint serves most: on the grid, and where its prompt parts from what is known.
+        """
+        start, prompt = int(self.requests.prepared[row]), int(self.requests.prompts[row])
+        end = min(prompt, start + min(most, int(self.requests.chunk_limits[row])))
+        if self._sharing is None or start >= end or not self._sharing.shares(row):
+            return max(0, end - start)
+        return self._sharing.chunk_end(row, start, end) - start
 
     def prepare_step(
         self, rows: npt.ArrayLike, counts: npt.ArrayLike
@@ -241,6 +344,7 @@ class KVStorage:
             write_positions=write_positions,
             state_slots=self.requests.state_slots[step.rows],
             reset_rows=step.reset_rows,
+            reset_lengths=self.requests.cached_tokens[step.reset_rows],
             translator=self._translator,
         )
 
@@ -265,6 +369,8 @@ class KVStorage:
         elif before is not None:
             # The read end lies on the forward stream behind all of the forward before.
             self._steps.wait_queued(before.event)
+        if self._sharing is not None:
+            self._sharing.recorded(step.rows, step.starts + step.counts)
 
     def forward_processed(self, step: PreparedStep) -> None:
         """Note that the host has seen the forward's completion; steps are processed in launch order.
@@ -313,21 +419,31 @@ class KVStorage:
         check_checkpoints(self.requests, rows, lengths, self._grid)
         self.requests.checkpoint_lengths[rows] = lengths
 
-    def advance(self, step: PreparedStep) -> None:
+    def advance(self, step: PreparedStep, chosen: npt.ArrayLike | None = None) -> None:
         """Count the tokens of a processed step as written, and retire window pages that fell behind.
 
         The next token, at position n, reads a window of W from n - W + 1 on, an attention chunk from its own start, and a hit on the
         latest checkpoint (`checkpoints_taken`) the same from there; pages wholly before both are freed. A forward in flight may still load them,
         so they pend until it is over. Rows that were released meanwhile are left alone.
+
+        Rows that share prefixes hand over what others may hit. `chosen[i]`: the token that row `step.rows[i]` chose, −1 for none; what is
+        not told is not handed over.
         """
         step.check_state("advance over", StepState.PROCESSED)
         self._steps.check_pages_may_change("an advance")
+        tokens = None if chosen is None else whole_numbers("chosen", chosen)
+        if tokens is not None and tokens.shape != step.rows.shape:
+            raise StorageError(f"cannot advance {len(step.rows)} rows with {len(tokens)} chosen tokens")
         is_same = self.requests.is_same_request(step.rows, step.generations)
         rows, starts = step.rows[is_same], step.starts[is_same]
         check_turn(self.requests, rows, starts)
         self.requests.lengths[rows] = starts + step.counts[is_same]
         self.requests.open_steps[rows] -= 1
+        if self._sharing is not None:
+            self._sharing.note_checkpoints(rows)
         self._units.retire(rows)
+        if self._sharing is not None:
+            self._sharing.advance(rows, None if tokens is None else tokens[is_same])
         step.state = StepState.DONE
 
     def release(self, rows: npt.ArrayLike) -> None:
@@ -335,6 +451,8 @@ class KVStorage:
         rows = whole_numbers("rows", rows)
         self.requests.check_live(rows, "release")
         self._steps.check_pages_may_change("a release")
+        if self._sharing is not None:
+            self._sharing.release(rows)
         self._units.release(rows)
         self._admission.release(rows)
         self.requests.close(rows)
@@ -353,6 +471,12 @@ class KVStorage:
     def use_cache(self, cache: PrefixCache) -> None:
         """Have admission count what `cache` could evict, and takes evict it; raises `StorageError` for a second one."""
         self._takes.use(cache)
+
+    def watch_sharing(self, observer: SharingObserver) -> None:
+        """Tell `observer` of copied states and rehomed pages; raises `StorageError` where the policy shares no prefixes."""
+        if self._sharing is None:
+            raise StorageError("cannot watch prefixes that the policy does not share")
+        self._sharing.observer = observer
 
     def flush_opportunistic(self) -> int:
         """Close holes while there is nothing better to do; how many units moved.
@@ -381,6 +505,7 @@ class KVStorage:
             admitted_at_peak=self.admitted_at_peak(),
             outstanding=self._by_band(self._admission.outstanding_units.tolist()),
             admission=self._admission.statistics(),
+            sharing=None if self._sharing is None else self._sharing.statistics(),
             chain=self.chain.statistics(),
         )
 
@@ -403,6 +528,8 @@ class KVStorage:
         verify_units(held, self.resident_now(), self._takes.held_units())
         self.requests.verify_idle()
         self._admission.verify(self.requests.live_rows())
+        if self._sharing is not None:
+            self._sharing.verify()
         self._translator.verify()
         if self._checks.checks("mirror.equals_host"):
             verify_mirrors(self.device, self.requests, self.chain, self._checks)

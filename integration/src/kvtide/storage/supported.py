@@ -5,16 +5,12 @@ from __future__ import annotations
 from kvtide.arena import TensorDevice
 from kvtide.device import ImmediateStreams
 from kvtide.plan import KVStoragePlan
-from kvtide.sizing import CheckpointStrategy, ServingPolicy
+from kvtide.sizing import ServingPolicy
 from kvtide.storage.errors import StorageError
 
 
-def check_policy(plan: KVStoragePlan, policy: ServingPolicy) -> None:
+def check_policy(policy: ServingPolicy) -> None:
     """Raise `StorageError` where requests are priced for another life than they lead here."""
-    if policy.strategy is not CheckpointStrategy.NONE and plan.state_sub_pool is not None:
-        raise StorageError(
-            f"cannot run checkpoints of strategy {policy.strategy.value!r}: there is no prefix tree that would keep them"
-        )
     if policy.draft_tokens:
         raise StorageError(
             f"cannot run {policy.draft_tokens} draft tokens a step: a step past the prompt is one token a row"

@@ -8,6 +8,7 @@
 | `written`, `pay_zero_debt` | the taking forward is recorded, or will not run | – | the latter: the schedule stream |
 | `forward_recorded`, `forward_processed` | after the calls of `ForwardSteps` | – | nothing |
 | `copy_state_slots` | a state is copied to another slot | – | the schedule stream, for the slots' writers |
+| `rehome_window` | a window's pages come to stand for other virtual pages | – | nothing |
 | `free_pages`, `free_state_slots` | units are given up | – | nothing |
 
 A take names virtual pages to mint, which (sub-)pages of them and of older ones each window binds, and state slots. It is planned
@@ -42,6 +43,7 @@ from kvtide.chain.errors import ChainError
 from kvtide.chain.estimates import Estimates
 from kvtide.chain.id_space import IdSpace, VirtualPages
 from kvtide.chain.refusal import TakeRefusal, refusal_of
+from kvtide.chain.rehoming import plan_rehoming
 from kvtide.chain.relief import Relief, Spans, TransferWaiter
 from kvtide.chain.snapshot import reclaimed_snapshot
 from kvtide.chain.statistics import ChainStatistics, band_statistics
@@ -305,6 +307,19 @@ class ChainAllocator:
         if len(sources):
             state.copy(units[: len(sources)], units[len(sources) :])
             self._debts.forget(state.layout.name, targets)
+
+    def rehome_window(self, band_name: str, sources: IntArray, targets: IntArray) -> None:
+        """Let what a window binds to the virtual (sub-)pages `sources` stand for `targets` from now on, place by place.
+
+        Nothing is taken or moved, and what is known of the units stays known. Raises `ChainError`, with nothing changed, for a source
+        that is not bound there, a target that is, or whose page is not minted, and for a page named twice.
+        """
+        self.steps.check_pages_may_change("a rehoming")
+        planned = plan_rehoming(self._bands, self._pages, band_name, sources, targets)
+        if len(sources):
+            planned.carry_out(self._pages, self._bands.ratio(planned.band))
+            if self._debts:
+                self._debts.rename(band_name, sources, targets)
 
     # ── frees ──
 

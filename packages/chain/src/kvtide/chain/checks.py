@@ -58,16 +58,18 @@ def checked(band: Band, virtual: IntArray, verb: str) -> Units:
     return units_of(virtual)
 
 
-def check_unbound(band: Band, virtual: IntArray, is_minted: npt.NDArray[np.bool_]) -> None:
+def check_unbound(
+    band: Band, virtual: IntArray, is_minted: npt.NDArray[np.bool_], verb: str = "take"
+) -> None:
     """Raise `ChainError` unless each of `virtual`, ids of `band`, is named once, not bound there, and of a page that is minted."""
     unminted = virtual[~is_minted]
     if len(unminted):
-        raise ChainError(_text(band, "take", unminted, "of virtual pages that are not minted"))
+        raise ChainError(_text(band, verb, unminted, "of virtual pages that are not minted"))
     bound = virtual[band.ids.is_bound(units_of(virtual))]
     if len(bound):
-        raise ChainError(_text(band, "take", bound, "bound already"))
+        raise ChainError(_text(band, verb, bound, "bound already"))
     if len(np.unique(virtual)) != len(virtual):
-        raise ChainError(_text(band, "take", virtual, "one is named twice"))
+        raise ChainError(_text(band, verb, virtual, "one is named twice"))
 
 
 def check_ids(band: Band, virtual: IntArray, verb: str) -> None:

@@ -218,6 +218,19 @@ class ZeroDebts:
             if any(owed.unit_count for owed in debt.values())
         }
 
+    def rename(self, band_name: str, sources: IntArray, targets: IntArray) -> None:
+        """Units that were owed under the virtual ids `sources` are owed under `targets`, one each."""
+        for debt in self._open.values():
+            owed = debt.get(band_name)
+            if owed is None:
+                continue
+            units = owed.units().copy()
+            order = np.argsort(sources, kind="stable")
+            places = np.minimum(np.searchsorted(sources, units, sorter=order), len(sources) - 1)
+            named = sources[order[places]] == units
+            units[named] = targets[order[places[named]]]
+            debt[band_name] = Owed(units, NO_UNITS)
+
     def clone(self) -> ZeroDebts:
         """The same debts, which go their own way (row C13)."""
         clone = ZeroDebts()

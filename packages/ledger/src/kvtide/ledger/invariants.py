@@ -250,6 +250,11 @@ _ALL = (
         holds="At idle every mirror holds what the host's table holds.",
     ),
     Invariant(
+        id="tree.books",
+        guard="storage",
+        holds="At idle, the prefix tree's counts are those of its nodes.",
+    ),
+    Invariant(
         id="storage.translated_ids",
         guard="storage",
         checked_from=_WARN,

@@ -301,13 +301,20 @@ class Allocators:
             self.on_each("free_pages", lambda rank: rank.chain.free_pages(band.name, units))
         self.shadow.unbind(band.name, units)
         if not band.is_state:
-            pages = np.unique(units // band.ratio)
-            held = np.zeros(len(pages), np.bool_)
-            for each in self.attention:
-                held |= (
-                    self.shadow.bound[each.name][each.sub_pages(pages)].reshape(-1, each.ratio).any(axis=1)
-                )
-            self.minted[pages[~held]] = False
+            self._return_pages(np.unique(units // band.ratio))
+
+    def rehome(self, band: SimulatedBand, sources: IntArray, targets: IntArray) -> None:
+        """Let a window's pages stand for others on every rank; virtual pages that nobody holds any more return."""
+        self.on_each("rehome_window", lambda rank: rank.chain.rehome_window(band.name, sources, targets))
+        self.shadow.rehome(band.name, sources, targets)
+        self._return_pages(np.unique(sources // band.ratio))
+
+    def _return_pages(self, pages: IntArray) -> None:
+        """Note those of `pages` of which no band binds a part any more."""
+        held = np.zeros(len(pages), np.bool_)
+        for each in self.attention:
+            held |= self.shadow.bound[each.name][each.sub_pages(pages)].reshape(-1, each.ratio).any(axis=1)
+        self.minted[pages[~held]] = False
 
     def copy_state(self, sources: IntArray, targets: IntArray) -> None:
         """Copy state slots on every rank."""

@@ -58,6 +58,14 @@ class Shadow:
         self.bound[band][units] = False
         self.undefined[band][units] = False
 
+    def rehome(self, band: str, sources: IntArray, targets: IntArray) -> None:
+        """What `sources` named is called `targets` from now on."""
+        self.bound[band][targets] = True
+        self.tenures[band][targets] += 1
+        self.undefined[band][targets] = self.undefined[band][sources]
+        self.words[band][targets] = self.words[band][sources]
+        self.unbind(band, sources)
+
     def pay(self, band: str, units: IntArray) -> None:
         """Those of `units` that are undefined were zeroed after all."""
         self.words[band][units[self.undefined[band][units]]] = 0

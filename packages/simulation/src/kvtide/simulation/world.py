@@ -53,6 +53,17 @@ class World(Allocators):
     def retire(self, requests: Sequence[Request], band: SimulatedBand, units: IntArray) -> None:
         """Free window pages of running requests; a virtual page that returns leaves its row."""
         self.free(band, units)
+        self._forget_returned(requests)
+
+    def rehome_rows(
+        self, requests: Sequence[Request], band: SimulatedBand, sources: IntArray, targets: IntArray
+    ) -> None:
+        """Let a window's pages of `requests` stand for others; a virtual page that returns leaves its row."""
+        self.rehome(band, sources, targets)
+        self._forget_returned(requests)
+
+    def _forget_returned(self, requests: Sequence[Request]) -> None:
+        """Columns of virtual pages that have returned read as the sink."""
         for request in requests:
             gone = np.flatnonzero((request.pages > 0) & ~self.minted[request.pages])
             request.pages[gone] = 0

@@ -96,6 +96,13 @@ def _pairs_mixed_up(original: Replacement) -> Replacement:
     return copy
 
 
+def _rehomed_to_each_others(original: Replacement) -> Replacement:
+    def rehome(chain: ChainAllocator, band: str, sources: IntArray, targets: IntArray) -> None:
+        original(chain, band, sources[::-1].copy(), targets)
+
+    return rehome
+
+
 # ── flushes ──
 
 
@@ -354,6 +361,12 @@ def _contents() -> Iterator[Mutation]:
         rule="a move copies each source to its own target",
         rows=("C7",),
         plant=around("kvtide.device:ModelledDevice.copy_units", _pairs_mixed_up),
+    )
+    yield Mutation(
+        id="rehome.pairs",
+        rule="a rehomed page stands for its own target",
+        rows=("K8",),
+        plant=around(f"{_ALLOCATOR}.rehome_window", _rehomed_to_each_others),
     )
     for name, when in (("bind", "is bound"), ("unbind", "is unbound"), ("move", "moves")):
         yield Mutation(

@@ -10,6 +10,7 @@ from kvtide.simulation.operations.host_copies import BackUp, Load, SubmitLoad
 from kvtide.simulation.operations.lulls import Lull
 from kvtide.simulation.operations.misuse import Misuse
 from kvtide.simulation.operations.refills import RefillByLoad, RefillByPeer
+from kvtide.simulation.operations.rehoming import Rehome
 from kvtide.simulation.operations.state_slots import Checkpoint, Fork, Restore
 from kvtide.simulation.operations.takes import Admit, Grow, Rebind
 from kvtide.simulation.operations.time import PassTime, Rest
@@ -20,6 +21,7 @@ OPERATIONS: tuple[Operation, ...] = (
     Admit(),
     Grow(),
     Rebind(),
+    Rehome(),
     LaunchForward(),
     ProcessForward(),
     AbortForward(),

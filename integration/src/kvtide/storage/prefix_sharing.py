@@ -1,0 +1,373 @@
+"""Prefixes that rows share: hits at admission, checkpoints and pages that go over to the tree, room that comes of it (rows K7-K9).
+
+    admit      match and lock → priced with the hit → pages into the row, checkpoint copied into the running slot
+    recorded   a forward that ends on the grid: its state is copied into a tracking slot
+    advance    windows retire; what was computed goes over to the tree, up to a checkpoint where the model has state
+    release    what is left goes over, as far as a hit could end in it; the lock ends, the rest is freed
+
+Pages that a row has handed over stay in its counts and its price as long as it needs them: they are what its promise was for. The
+tree reports as held, and as evictable, what no row accounts for.
+
+Where a model has no state, a hit ends at any page, so prompts go over chunk by chunk. With `no_buffer` the state is the running slot's:
+a copy of it goes over behind each chunk that ends a page, and at the end the slot itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from kvtide.chain import ChainAllocator
+from kvtide.device import IntArray
+from kvtide.sizing import CheckpointStrategy, SizedPlan
+from kvtide.storage.evicting_takes import EvictingTakes
+from kvtide.storage.requests import RequestTable
+from kvtide.storage.row_units import RowUnits
+from kvtide.storage.statistics import SharingStatistics
+from kvtide.storage.tracking_slots import NO_TRACKING_SLOT, TrackingSlots
+from kvtide.storage.tree import EvictionPolicy, Inserted, PrefixTree, TreeLock, TreeShape
+
+_NO_STATE = -1
+
+
+class SharingObserver(Protocol):
+    """Is told what becomes of virtual ids beside what rows show, in the order in which the storage does it."""
+
+    def rehomed(self, band: str, sources: IntArray, targets: IntArray) -> None:
+        """What a window binds to `sources` stands for `targets` from now on."""
+
+    def states_copied(self, sources: IntArray, targets: IntArray) -> None:
+        """State slots hold what others did when the forwards that are recorded have run."""
+
+
+class PrefixSharing:
+    """The tree and the rows that use it; a `PrefixCache`. One owner: the storage."""
+
+    def __init__(
+        self,
+        sized: SizedPlan,
+        chain: ChainAllocator,
+        requests: RequestTable,
+        *,
+        units: RowUnits,
+        takes: EvictingTakes,
+        policy: EvictionPolicy | None,
+    ) -> None:
+        """An empty tree."""
+        plan = sized.plan
+        self.tree = PrefixTree(TreeShape.of(plan, sized.policy.grid_tokens(plan)), policy)
+        """For statistics and questions."""
+        self._chain = chain
+        self._requests = requests
+        self._units = units
+        self._takes = takes
+        self._page_tokens = plan.page_tokens
+        self._grid = sized.policy.grid_tokens(plan)
+        self.observer: SharingObserver | None = None
+        """Is told of copies and rehomed pages."""
+        self._has_state = plan.state_sub_pool is not None
+        self._copies_running = sized.policy.strategy is CheckpointStrategy.NO_BUFFER
+        row_count = sized.max_running_requests
+        self.tracking = TrackingSlots(sized.policy, row_count, takes)
+        """Slots of rows beside their running ones."""
+        places = {pool.name: place for place, pool in enumerate(plan.sub_pools)}
+        shape = self.tree.shape
+        self._full_place = None if shape.full is None else places[shape.full]
+        self._window_places = [places[window.name] for window in shape.windows]
+        self._state_place = None if shape.state is None else places[shape.state]
+        self._names = list(places)
+        self._locks: dict[int, TreeLock] = {}
+        self._tokens: dict[int, IntArray] = {}
+        self._is_shared: npt.NDArray[np.bool_] = np.zeros(row_count, np.bool_)
+        self._known: IntArray = np.zeros(row_count, np.int64)
+        self._branches: IntArray = np.zeros(row_count, np.int64)
+        self._begins: IntArray = np.zeros((len(shape.windows), row_count), np.int64)
+        self._ends: IntArray = np.zeros(row_count, np.int64)
+        self._charged: IntArray = np.zeros((len(places), row_count), np.int64)
+
+    # ── what admission and takes ask (`PrefixCache`) ──
+
+    def held_units(self) -> Mapping[str, int]:
+        """See `PrefixCache.held_units`; negative where rows account for one unit twice."""
+        held, charged = self.tree.held_units(), self._charged.sum(axis=1).tolist()
+        return {name: held[name] - charged[place] for place, name in enumerate(self._names)}
+
+    def evictable_units(self) -> Mapping[str, int]:
+        """See `PrefixCache.evictable_units`."""
+        return self.tree.evictable_units()
+
+    def units_counted_on_again(self) -> Mapping[str, int]:
+        """See `PrefixCache.units_counted_on_again`."""
+        return self.tree.units_counted_on_again()
+
+    def evict_until(self, is_enough: Callable[[Mapping[str, int]], bool]) -> None:
+        """See `PrefixCache.evict_until`."""
+        freed = self.tree.evict(is_enough)
+        assert freed is not None, "it is asked only where all that is evictable would do"
+        self._free(freed)
+
+    # ── a row's life ──
+
+    def lock(self, prompts: Sequence[IntArray], extra_keys: Sequence[Hashable]) -> list[TreeLock]:
+        """Hold the longest hit of each prompt before admission is asked; `unlock` what it refuses. A prompt's last token is computed."""
+        return [
+            self.tree.lock(self.tree.match(prompt[:-1], extra_key))
+            for prompt, extra_key in zip(prompts, extra_keys, strict=True)
+        ]
+
+    def unlock(self, locks: Sequence[TreeLock]) -> None:
+        """Nothing came of it."""
+        for lock in locks:
+            self.tree.unlock(lock)
+
+    def cached_tokens(self, locks: Sequence[TreeLock]) -> list[int]:
+        """Tokens of each hit."""
+        return [lock.pages * self._page_tokens for lock in locks]
+
+    def begin(
+        self, rows: IntArray, locks: Sequence[TreeLock], prompts: Sequence[IntArray], slots: IntArray
+    ) -> None:
+        """Rows were opened with these hits; `slots [rows, …]`: each one's running slot, then its tracking slots."""
+        sources, targets = [], []
+        for place, (row, lock, prompt) in enumerate(zip(rows.tolist(), locks, prompts, strict=True)):
+            self._locks[row] = lock
+            self._is_shared[row] = True
+            tokens = np.zeros(int(self._requests.limits[row]) + 1, np.int64)
+            tokens[: len(prompt)] = prompt
+            self._tokens[row], self._known[row] = tokens, len(prompt)
+            self._branches[row] = self.tree.admitted(lock) * self._page_tokens
+            self._ends[row] = lock.pages
+            self._begins[:, row] = lock.begins
+            pages = self.tree.pages(lock)
+            if len(pages):
+                row_array, count = np.array([row]), np.array([len(pages)])
+                self._requests.append(row_array, count, pages)
+                self._units.start_behind(row, len(pages))
+            if self._has_state:
+                self.tracking.begin(row, slots[place, 1:])
+                source = self.tree.state_slot(lock)
+                if source != _NO_STATE:
+                    sources.append(source)
+                    targets.append(int(slots[place, 0]))
+        self._copy(sources, targets)
+        for lock in locks:
+            self.tree.state_copied(lock)
+
+    def shares(self, row: int) -> bool:
+        """Whether a row was admitted with its tokens."""
+        return bool(self._is_shared[row])
+
+    def note_checkpoints(self, rows: IntArray) -> None:
+        """Let windows retire to the latest point of the grid that rows have reached, as they are priced: its checkpoint was taken, or is
+        forgone, and what a hit on the one before needs is the tree's.
+        """
+        if self._grid is not None:
+            shared = rows[self._shared(rows)]
+            self._requests.checkpoint_lengths[shared] = (
+                self._requests.lengths[shared] // self._grid * self._grid
+            )
+
+    def chunk_end(self, row: int, start: int, end: int) -> int:
+        """Where a chunk that may reach from `start` to `end`, not past the prompt, is to end, so that its state serves others.
+
+        On the last point of the grid before `end`; before that where the prompt parts from what the tree knows, if no hit reached there.
+        """
+        grid = self._page_tokens if self._grid is None else self._grid
+        branch = int(self._branches[row]) // grid * grid
+        if self._has_state and start < branch < end:
+            return branch
+        last = end // grid * grid
+        return last if self._has_state and last > start else end
+
+    def recorded(self, rows: IntArray, ends: IntArray) -> None:
+        """A forward was recorded that brings rows to `ends` tokens: keep the states that lie on the grid."""
+        if not self._has_state or self._grid is None:
+            return
+        sources: list[int] = []
+        targets: list[int] = []
+        for row, end in zip(rows.tolist(), ends.tolist(), strict=True):
+            if end % self._grid == 0 and row in self._locks:
+                before = self.tracking.count(row)
+                slot = self.tracking.due(row, end)
+                self._count_slots(row, self.tracking.count(row) - before)
+                if slot is not None:
+                    sources.append(int(self._requests.state_slots[row]))
+                    targets.append(slot)
+        self._copy(sources, targets)
+
+    def advance(self, rows: IntArray, chosen: IntArray | None) -> None:
+        """Rows have come to their lengths, and their windows have retired; `chosen[i]`: the token behind row `rows[i]`'s, −1 for none."""
+        is_shared = self._shared(rows)
+        rows, chosen = rows[is_shared], None if chosen is None else chosen[is_shared]
+        lengths = self._requests.lengths[rows]
+        if chosen is not None:
+            for row, length, token in zip(rows.tolist(), lengths.tolist(), chosen.tolist(), strict=True):
+                tokens = self._tokens[row]
+                if token >= 0 and length == self._known[row] and length < len(tokens):
+                    tokens[length] = token
+                    self._known[row] += 1
+        self._let_go(rows)
+        in_prefill = lengths <= self._requests.prompts[rows]
+        for row, length, is_prefill in zip(rows.tolist(), lengths.tolist(), in_prefill.tolist(), strict=True):
+            if not self._has_state:
+                if is_prefill:
+                    self._hand_over(row, length // self._page_tokens)
+            elif self._copies_running:
+                if is_prefill and length % self._page_tokens == 0:
+                    self._hand_over_copy(row, length)
+            elif length % (self._grid or 1) == 0:
+                self._hand_over_checkpoint(row, length)
+
+    def release(self, rows: IntArray) -> None:
+        """Rows are over: hand over what a hit could end in, and let go of the tree."""
+        for row in rows[self._shared(rows)].tolist():
+            length = int(min(self._requests.lengths[row], self._known[row]))
+            if not self._has_state:
+                self._hand_over(row, length // self._page_tokens)
+            elif (
+                self._copies_running
+                and length % self._page_tokens == 0
+                and length == self._requests.lengths[row]
+            ):
+                slot = int(self._requests.state_slots[row])
+                if length // self._page_tokens > self._ends[row] and self._hand_over(
+                    row, length // self._page_tokens, slot
+                ):
+                    self._requests.state_slots[row] = _NO_STATE
+                    self._count_slots(row, -1)
+            if self._has_state:
+                self._drop_slots(row, self.tracking.end(row))
+            self.tree.unlock(self._locks.pop(row))
+            self._units.let_go(row, self._charged[:, row])
+            self._charged[:, row] = 0
+            del self._tokens[row]
+            self._is_shared[row] = False
+            self._known[row] = self._branches[row] = self._ends[row] = 0
+            self._begins[:, row] = 0
+
+    # ── questions ──
+
+    def statistics(self) -> SharingStatistics:
+        """Exact figures."""
+        tree = self.tree.statistics()
+        return SharingStatistics(
+            matched_tokens=tree.matched_tokens,
+            hit_tokens=tree.hit_tokens,
+            restorable_tokens=tree.restorable_tokens,
+            held_units=tree.held_units,
+            evictable_units=self.tree.evictable_units(),
+            evicted_units=tree.evicted_units,
+            stalled_checkpoints=dict(self.tracking.stalls),
+        )
+
+    def verify(self) -> None:
+        """Raise `InvariantError` unless the tree's books are what its nodes say."""
+        self.tree.verify()
+
+    # ── helpers ──
+
+    def _shared(self, rows: IntArray) -> npt.NDArray[np.bool_]:
+        return self._is_shared[rows]
+
+    def _let_go(self, rows: IntArray) -> None:
+        """Need no window unit of the tree that no token of the rows, nor a hit on their latest checkpoints, reads any more."""
+        if not self._window_places:
+            return
+        kept = self._units.first_kept_pages(rows, self._window_places)
+        kept = np.minimum(kept, self._ends[rows])
+        behind = (kept > self._begins[:, rows]).any(axis=0)
+        for row, firsts in zip(rows[behind].tolist(), kept.T[behind].tolist(), strict=True):
+            self.tree.advance(self._locks[row], firsts)
+            self._recount(row)
+
+    def _hand_over_checkpoint(self, row: int, length: int) -> None:
+        slot = self.tracking.arrived(row, length)
+        if slot is None:
+            return
+        if self._hand_over(row, length // self._page_tokens, slot):
+            self._count_slots(row, -1)
+        else:
+            self.tracking.keep(row, slot)
+        before = self.tracking.count(row)
+        given_up = self.tracking.replace(row)
+        self._count_slots(row, self.tracking.count(row) + len(given_up) - before)
+        self._drop_slots(row, given_up)
+
+    def _hand_over_copy(self, row: int, length: int) -> None:
+        """Of the running state, for a request that goes on."""
+        slots = self._takes.try_slots(1)
+        if slots is None:
+            self.tracking.stalls[NO_TRACKING_SLOT] += 1
+            return
+        self._copy([int(self._requests.state_slots[row])], slots.tolist())
+        if not self._hand_over(row, length // self._page_tokens, int(slots[0])):
+            self._chain.free_state_slots(slots)
+
+    def _hand_over(self, row: int, end: int, state: int = _NO_STATE) -> bool:
+        """Give the tree the row's pages up to `end`, and its state there; whether it took the state."""
+        first = int(self._ends[row])
+        if end < first or (end == first and state == _NO_STATE):
+            return False
+        kept = self._units.first_kept_pages(np.array([row]), self._window_places)[:, 0].tolist()
+        page_tokens = self._page_tokens
+        inserted = self.tree.insert(
+            self._locks[row],
+            self._tokens[row][first * page_tokens : end * page_tokens],
+            self._requests.pages[row, first:end].astype(np.int64),
+            held_from=[self._units.first_held(place, row) for place in self._window_places],
+            needed_from=kept,
+            state=state,
+        )
+        self._carry_out(row, first, inserted)
+        self._ends[row] = end
+        self._units.start_behind(row, end)
+        self._recount(row, lets_go=False)
+        return inserted.took_state
+
+    def _carry_out(self, row: int, first: int, inserted: Inserted) -> None:
+        for name, (sources, targets) in inserted.rehomed.items():
+            self._chain.rehome_window(name, sources, targets)
+            if self.observer is not None:
+                self.observer.rehomed(name, sources, targets)
+        self._free(inserted.freed)
+        self._requests.replace(row, first, inserted.pages)
+
+    def _recount(self, row: int, *, lets_go: bool = True) -> None:
+        """What of the row's price the tree holds, after its lock has changed; what it no longer needs leaves its counts."""
+        lock = self._locks[row]
+        self._begins[:, row] = lock.begins
+        charged = np.zeros(len(self._names), np.int64)
+        if self._full_place is not None:
+            charged[self._full_place] = lock.pages - lock.hit_pages
+        for place, begin in zip(self._window_places, lock.begins, strict=True):
+            charged[place] = lock.pages - max(begin, lock.hit_pages)
+        if lets_go:
+            self._units.let_go(row, self._charged[:, row] - charged)
+        self._charged[:, row] = charged
+
+    def _count_slots(self, row: int, change: int) -> None:
+        if self._state_place is not None:
+            self._units.counts[self._state_place, row] += change
+
+    def _drop_slots(self, row: int, slots: IntArray) -> None:
+        if len(slots):
+            self._chain.free_state_slots(slots)
+            self._count_slots(row, -len(slots))
+
+    def _copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        if not sources:
+            return
+        slots = np.array([sources, targets], np.int64)
+        self._chain.copy_state_slots(slots[0], slots[1])
+        if self.observer is not None:
+            self.observer.states_copied(slots[0], slots[1])
+
+    def _free(self, units: Mapping[str, IntArray]) -> None:
+        for name, virtual in units.items():
+            if name == self.tree.shape.state:
+                self._chain.free_state_slots(virtual)
+            else:
+                self._chain.free_pages(name, virtual)

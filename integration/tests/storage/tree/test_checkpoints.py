@@ -1,0 +1,172 @@
+"""Checkpoints that never break a promise: what each strategy holds when, and what becomes of one that finds no slot (rows K7, K9)."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from kvtide.device import IntArray
+from kvtide.plan import FullLifetime, WindowLifetime
+from kvtide.sizing import CheckpointStrategy
+from kvtide.storage import AdmissionRefusal, KVStorage, PreparedStep
+
+from .served import PAGE, plan_of
+from .sharing import CHUNK, SharingWorld, shared_storage
+from .test_sharing import PLANS, STRATEGIES, arena_bytes
+
+GRID = 2 * PAGE
+STATEFUL = plan_of(FullLifetime(), WindowLifetime(5), has_state=True)
+
+
+def admitted(storage: KVStorage, prompt: list[int], output: int) -> int:
+    rows = storage.admit([len(prompt)], [output], prompts=[prompt])
+    assert not isinstance(rows, AdmissionRefusal), str(rows)
+    return int(rows[0])
+
+
+def recorded(storage: KVStorage, row: int, count: int) -> PreparedStep:
+    step = storage.prepare_step([row], [count])
+    assert isinstance(step, PreparedStep), str(step)
+    storage.launch_forward(step)
+    storage.record_forward(step)
+    return step
+
+
+def advanced(storage: KVStorage, step: PreparedStep, chosen: int = -1) -> None:
+    storage.forward_processed(step)
+    storage.advance(step, [chosen] * len(step.rows))
+
+
+def slots(storage: KVStorage) -> tuple[int, int]:
+    """State slots of rows, and of the tree."""
+    sharing = storage.statistics().sharing
+    assert sharing is not None
+    return storage.resident_now()["state"], sharing.held_units["state"]
+
+
+@pytest.mark.requirement("K7", "K8", "S5")
+def test_what_each_strategy_holds_before_while_and_after_a_checkpoint() -> None:
+    """The glossary's figures, which admission prices: rows' slots, and the tree's, at rest, with one on its way, behind it."""
+    held = {}
+    for strategy, overlap in STRATEGIES:
+        storage = shared_storage(STATEFUL, 1 << 14, strategy, overlap=overlap)
+        row = admitted(storage, list(range(10)), 4)
+        at_rest = slots(storage)
+        step = recorded(storage, row, 8)
+        on_its_way = slots(storage)
+        advanced(storage, step)
+        held[strategy, overlap] = (at_rest, on_its_way, slots(storage))
+        storage.release([row])
+        storage.verify_idle()
+    assert held == {
+        (CheckpointStrategy.NO_BUFFER, False): ((1, 0), (1, 0), (1, 1)),
+        (CheckpointStrategy.EXTRA_BUFFER, False): ((2, 0), (2, 0), (2, 1)),
+        (CheckpointStrategy.EXTRA_BUFFER, True): ((3, 0), (3, 0), (3, 1)),
+        (CheckpointStrategy.EXTRA_BUFFER_LAZY, True): ((2, 0), (3, 0), (2, 1)),
+    }
+
+
+@pytest.mark.requirement("K7", "K8")
+def test_chunks_are_cut_where_a_checkpoint_serves_most() -> None:
+    """On the last point of the grid that they reach, a prompt's last chunk apart; and where the prompt parts from what is known."""
+    storage = shared_storage(STATEFUL, 1 << 14, CheckpointStrategy.EXTRA_BUFFER, overlap=False)
+    row = admitted(storage, list(range(23)), 1)
+    chunks = []
+    while count := storage.chunk_tokens(row, CHUNK - 1):
+        chunks.append(count)
+        advanced(storage, recorded(storage, row, count))
+    assert chunks == [4, 4, 4, 4, 4, 3]
+    storage.release([row])
+    # Nine tokens are shared; of the checkpoints the first lies at eight, and goes.
+    assert storage._sharing is not None
+    storage._sharing.evict_until(lambda units: units["state"] >= 5)
+    row = admitted(storage, [*range(9), *range(100, 120)], 1)
+    assert storage.requests.cached_tokens[row] == 0
+    assert storage.chunk_tokens(row, CHUNK) == 8
+    storage.release([row])
+    with_longer_chunks = shared_storage(STATEFUL, 1 << 14, CheckpointStrategy.NO_BUFFER, overlap=False)
+    row = admitted(with_longer_chunks, list(range(6)), 1)
+    advanced(with_longer_chunks, recorded(with_longer_chunks, row, 6))
+    with_longer_chunks.release([row])
+    row = admitted(with_longer_chunks, [0, 1, 2, 3, 9, 9, 9, 9, 9], 1)
+    assert with_longer_chunks.chunk_tokens(row, CHUNK) == 4, "the state at six is of another suffix"
+
+
+@pytest.mark.requirement("K9")
+@pytest.mark.parametrize("state_slots_needed", ["by requests", "by the tree"])
+def test_a_chunk_that_meets_the_grid_finds_a_slot_though_all_are_taken(state_slots_needed: str) -> None:
+    """Two slots a row are promised, so requests never hold them all; and the tree's are evicted, locked prefixes or not."""
+    strategy = CheckpointStrategy.EXTRA_BUFFER_LAZY
+    storage = shared_storage(STATEFUL, arena_bytes(STATEFUL, strategy, True), strategy, overlap=True)
+    first = admitted(storage, list(range(16)), 4)
+    for _ in range(2):
+        advanced(storage, recorded(storage, first, 8))
+    rows = [first]
+    if state_slots_needed == "by requests":
+        rows.append(admitted(storage, list(range(50, 66)), 4))
+    else:
+        rows.append(admitted(storage, [*range(16), 99], 4))
+        assert storage.requests.cached_tokens[rows[1]] == 16
+    while True:
+        more = storage.admit([8], [1], prompts=[list(range(200, 208))])
+        if isinstance(more, AdmissionRefusal):
+            break
+        rows.append(int(more[0]))
+    for row in rows[1:]:
+        while count := storage.chunk_tokens(row, CHUNK):
+            advanced(storage, recorded(storage, row, count), 7)
+    for token in range(3):
+        advanced(storage, recorded(storage, first, 1), token)
+    sharing = storage.statistics().sharing
+    assert sharing is not None
+    assert not any(sharing.stalled_checkpoints.values())
+    storage.release(rows)
+    storage.verify_idle()
+
+
+@pytest.mark.requirement("K9", "K7")
+@pytest.mark.parametrize(
+    ("strategy", "overlap"), STRATEGIES[1:], ids=lambda value: getattr(value, "value", value)
+)
+@pytest.mark.parametrize("plan_name", ["full, two windows, state", "a window and state"])
+def test_a_row_holds_no_more_than_it_was_priced_for_when_checkpoints_stall(
+    plan_name: str, strategy: CheckpointStrategy, overlap: bool
+) -> None:
+    """Both stalls, at random, on an arena that has no room to spare: no tracking slot when one is due, no replacement when the tree takes it.
+
+    `check_books` compares what each row holds with its promise after every step, and no later take may be refused.
+    """
+    plan, stalls = PLANS[plan_name], set[str]()
+    for seed in range(2):
+        storage = shared_storage(plan, arena_bytes(plan, strategy, overlap), strategy, overlap=overlap)
+        draw, take = random.Random(seed), storage._takes.try_slots
+
+        def stalling(count: int, draw: random.Random = draw, take=take) -> IntArray | None:  # type: ignore[no-untyped-def]
+            return None if draw.random() < 0.6 else take(count)
+
+        storage._takes.try_slots = stalling  # type: ignore[method-assign]  # what fixed units would do
+        world = SharingWorld(storage, seed)
+        world.run(80)
+        assert not world.refused_steps
+        sharing = storage.statistics().sharing
+        assert sharing is not None
+        stalls |= {reason for reason, count in sharing.stalled_checkpoints.items() if count}
+    assert stalls == {"no tracking slot", "no replacement slot"}
+
+
+@pytest.mark.requirement("K8")
+def test_a_request_that_was_retracted_finds_what_it_had_computed() -> None:
+    """Its memory goes, as far as it is needed; what is not stays in the tree until then."""
+    storage = shared_storage(STATEFUL, 1 << 14, CheckpointStrategy.EXTRA_BUFFER, overlap=False)
+    prompt = list(range(12))
+    row = admitted(storage, prompt, 8)
+    advanced(storage, recorded(storage, row, 8))
+    advanced(storage, recorded(storage, row, 4), 50)
+    for token in (51, 52, 53, 54):
+        advanced(storage, recorded(storage, row, 1), token)
+    storage.retract([row])
+    row = admitted(storage, [*prompt, 50, 51, 52, 53, 54], 3)
+    assert storage.requests.cached_tokens[row] == 16
+    storage.release([row])
+    storage.verify_idle()

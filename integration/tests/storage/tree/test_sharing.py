@@ -1,0 +1,73 @@
+"""Storages that share prefixes, under every strategy, with and without overlap: wrong bytes, broken promises, hits that are had."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from kvtide.plan import ChunkLifetime, FullLifetime, KVStoragePlan, WindowLifetime
+from kvtide.sizing import CheckpointStrategy
+from kvtide.storage.tree import CostAware, LeastRecentlyUsed
+
+from .served import plan_of
+from .sharing import SharingWorld, shared_storage
+
+STRATEGIES = [
+    (CheckpointStrategy.NO_BUFFER, False),
+    (CheckpointStrategy.EXTRA_BUFFER, False),
+    (CheckpointStrategy.EXTRA_BUFFER, True),
+    (CheckpointStrategy.EXTRA_BUFFER_LAZY, True),
+]
+PLANS: Mapping[str, KVStoragePlan] = {
+    "full": plan_of(FullLifetime()),
+    "full and a window": plan_of(FullLifetime(), WindowLifetime(5)),
+    "full, two windows, state": plan_of(FullLifetime(), WindowLifetime(7), WindowLifetime(3), has_state=True),
+    "full and state": plan_of(FullLifetime(), has_state=True),
+    "full and chunks": plan_of(FullLifetime(), ChunkLifetime(8)),
+    "windows alone": plan_of(WindowLifetime(7), WindowLifetime(3)),
+    "a window and state": plan_of(WindowLifetime(5), has_state=True),
+    "state alone": plan_of(has_state=True),
+}
+
+
+def arena_bytes(plan: KVStoragePlan, strategy: CheckpointStrategy, overlap: bool, requests: int = 2) -> int:
+    """Room for about so many requests at their peaks."""
+    large = shared_storage(plan, 1 << 20, strategy, overlap=overlap)
+    demand = large.sized.demand(prompt_tokens=20, output_tokens=20)
+    sizes = [pool.unit.unit_bytes for pool in plan.sub_pools]
+    return large.layout.prefix_bytes + sum(
+        requests * count * size + size for count, size in zip(demand.units, sizes, strict=True)
+    )
+
+
+@pytest.mark.requirement("K5", "K7", "K8", "K11")
+@pytest.mark.parametrize(
+    ("strategy", "overlap"), STRATEGIES, ids=lambda value: getattr(value, "value", value)
+)
+@pytest.mark.parametrize("plan_name", PLANS)
+def test_prefixes_are_shared_under_pressure_without_a_wrong_byte_or_a_broken_promise(
+    plan_name: str, strategy: CheckpointStrategy, overlap: bool
+) -> None:
+    """The arena holds two requests: what the tree keeps is evicted for every admission, under forwards, and hits are had all the same."""
+    plan, hits, evicted = PLANS[plan_name], 0, 0
+    for seed, policy in enumerate((LeastRecentlyUsed(), CostAware())):
+        storage = shared_storage(
+            plan,
+            arena_bytes(plan, strategy, overlap),
+            strategy,
+            overlap=overlap,
+            eviction_policy=policy,
+        )
+        world = SharingWorld(storage, seed)
+        world.run(100)
+        assert world.served > 10
+        assert not world.refused_steps
+        statistics = storage.statistics().sharing
+        assert statistics is not None
+        assert not any(statistics.stalled_checkpoints.values())
+        assert statistics.hit_tokens == world.hit_tokens
+        hits += statistics.hit_tokens
+        evicted += sum(statistics.evicted_units.values())
+    assert hits
+    assert evicted > 20

@@ -1,0 +1,80 @@
+"""Window pages that a prefix tree takes over under virtual pages of its own, from requests that computed them again (row K8)."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+
+from kvtide.device import IntArray
+from kvtide.simulation.actions import Numbers
+from kvtide.simulation.bands import NONE, SimulatedBand
+from kvtide.simulation.operations.choices import draw_bits, one_of, some_places
+from kvtide.simulation.requests import Request
+from kvtide.simulation.world import World
+
+
+class Rehome:
+    """What one request's window binds stands for another's pages from now on; forwards that read and write it run on."""
+
+    name = "rehome"
+    weight = 14
+
+    def generate(self, rng: random.Random, world: World) -> Numbers | None:
+        """In which window, from whom to whom, which pages."""
+        if not any(_sources(world, band) and _targets(world, band) for band in world.windows):
+            return None
+        return {
+            "band": rng.randrange(4),
+            "source": rng.randrange(16),
+            "target": rng.randrange(16),
+            "bits": draw_bits(rng, 4),
+        }
+
+    def apply(self, world: World, numbers: Numbers) -> str:
+        """Rebind on every rank."""
+        if not world.windows:
+            return "no window"
+        band = one_of(world.windows, numbers["band"])
+        holders = _sources(world, band)
+        if not holders:
+            return "nothing to rehome"
+        source, sources = one_of(holders, numbers["source"])
+        takers = [units for request, units in _targets(world, band) if request is not source]
+        if not takers:
+            return "nothing to rehome to"
+        targets = one_of(takers, numbers["target"])
+        count = min(len(sources), len(targets))
+        chosen = some_places(count, numbers["bits"])
+        if not len(chosen):
+            return "none of them"
+        world.rehome_rows([source], band, sources[:count][chosen], targets[:count][chosen])
+        return "rehomed, under a forward" if world.forwards_over(source) else "rehomed"
+
+
+def _sources(world: World, band: SimulatedBand) -> list[tuple[Request, IntArray]]:
+    """Who could give up which pages; what the open batch is to write stays where its forward looks for it."""
+    found = [
+        (request, _unused(world, band, request.bound(band, world.shadow)))
+        for request in world.requests
+        if request not in world.batch
+    ]
+    return [(request, units) for request, units in found if len(units)]
+
+
+def _targets(world: World, band: SimulatedBand) -> list[tuple[Request, IntArray]]:
+    """Whose pages stand for nothing in the window."""
+    found = []
+    for request in world.requests:
+        units = request.sub_pages(band)
+        # Page 0 stands for one that has returned.
+        unbound = units[(units >= band.ratio) & ~world.shadow.bound[band.name][units]]
+        if len(unbound):
+            found.append((request, unbound))
+    return found
+
+
+def _unused(world: World, band: SimulatedBand, units: IntArray) -> IntArray:
+    """Those that no use knows by name; a tree names no page that a load or a receive still fills."""
+    named = [use.units.get(band.name, NONE) for use in world.uses.uses]
+    return units[~np.isin(units, np.concatenate([*named, NONE]))]
