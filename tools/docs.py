@@ -10,7 +10,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -107,7 +107,9 @@ def broken_examples(root: Path) -> Iterator[str]:
     for path in readmes:
         if not path.exists():
             yield f"{path.relative_to(root)}: missing"
-    checks = [(path, readme_problem) for path in readmes if path.exists()]
+    checks: list[tuple[Path, Callable[[Path], str | None]]] = [
+        (path, readme_problem) for path in readmes if path.exists()
+    ]
     checks += [
         (path, example_problem) for path in sorted((root / "docs").rglob("*.md")) if python_blocks(path)
     ]

@@ -48,6 +48,48 @@ SCHEMA = Path(__file__).resolve().parents[3] / "docs" / "traces.md"
 """Not there where the tests run beside the wheel alone."""
 
 
+NOT_IN_A_TRACE: dict[type, set[str]] = {
+    ChainAllocator: {
+        "clone",
+        "physical_units",
+        "live_units",
+        "span",
+        "ledger",
+        "statistics",
+        "books",
+        "verify_byte_accounting",
+        "capacity_decision",
+        "available_size",
+        "full_available_size",
+        "window_available_size",
+        "estimated_units_available",
+        "usage",
+    },
+    ChainUses: set(),
+    ForwardSteps: {
+        "clone",
+        "places",
+        "recorded",
+        "check_pages_may_change",
+        "check_idle",
+        "check_processed",
+    },
+}
+"""What changes nothing that another call could show, and is no capacity question."""
+
+
+@pytest.mark.requirement("X3")
+@pytest.mark.parametrize(
+    ("prefix", "owner"), [("chain", ChainAllocator), ("uses", ChainUses), ("steps", ForwardSteps)]
+)
+def test_a_trace_holds_every_call_that_changes_something(prefix: str, owner: type) -> None:
+    """A new verb that traces leave out would make them diverge at the next call."""
+    methods = {name for name in vars(owner) if not name.startswith("_") and callable(getattr(owner, name))}
+    assert NOT_IN_A_TRACE[owner] <= methods
+    recorded = {name.removeprefix(f"{prefix}.") for name in CALLS if name.startswith(f"{prefix}.")}
+    assert methods - NOT_IN_A_TRACE[owner] == recorded
+
+
 def trace_of(
     seed: int, operations: dict[str, Operation], page_tokens: int | None = None
 ) -> tuple[TraceHeader, list[TraceLine]]:

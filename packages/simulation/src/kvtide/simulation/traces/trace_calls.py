@@ -54,6 +54,7 @@ CALLS: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "chain.forward_recorded": {"forward": "recorded", "writes": "unit lists"},
         "chain.forward_processed": {"forward": "count"},
         "chain.copy_state_slots": {"sources": "units", "targets": "units"},
+        "chain.rehome_window": {"band_name": "text", "sources": "units", "targets": "units"},
         "chain.free_pages": {"band_name": "text", "virtual": "units"},
         "chain.free_state_slots": {"virtual_slots": "units"},
         "uses.begin": {"signal": "owner", "units": "unit lists"},
