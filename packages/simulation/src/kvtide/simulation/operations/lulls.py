@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 
-from kvtide.simulation import use_steps
+from kvtide.simulation import use_rules, use_steps
 from kvtide.simulation.actions import Numbers
 from kvtide.simulation.operations.capacity import EnsureCapacity, draw_units
 from kvtide.simulation.operations.choices import draw_bits, some_of
@@ -68,5 +68,5 @@ def _poll(world: World) -> None:
     for use in list(world.uses.uses):
         if use.kind is Kind.FIX:
             use_steps.unfix(world, use)
-        elif use.stage is Stage.OPEN and use_steps.is_over(world, use):
+        elif use.stage is Stage.OPEN and use_rules.is_over(world, use):
             use_steps.end(world, use)
