@@ -203,6 +203,15 @@ def give_up(world: World, use: Use) -> None:
         world.close([request])
 
 
+def poll(world: World) -> None:
+    """The loop looks at what others do: what is over on every rank is ended, and units that were fixed for a while may move."""
+    for use in list(world.uses.uses):
+        if use.kind is Kind.FIX:
+            unfix(world, use)
+        elif use.stage is Stage.OPEN and use_rules.is_over(world, use):
+            end(world, use)
+
+
 def end_all(world: World) -> None:
     """End every use, with nothing in flight: hosts wait for what is open, what is announced is carried out."""
     for use in list(world.uses.uses):

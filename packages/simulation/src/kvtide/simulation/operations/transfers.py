@@ -86,7 +86,7 @@ class Receive:
         """Take, hold, and record a gate if no forward may read the units any more."""
         if not world.attention or not world.free_rows:
             return "no row free"
-        if numbers["flush"]:
+        if numbers.get("flush"):
             flush(world, MANY_MOVES)
         handed = take_whole(world, numbers)
         if handed is None:
