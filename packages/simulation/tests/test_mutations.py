@@ -126,7 +126,7 @@ def test_mutations_are_chosen_by_id_and_by_kind() -> None:
 
 def test_the_page_says_what_was_found_and_what_was_not() -> None:
     """A survivor stands there as one."""
-    run = next(hunt(["upload.rows"], range(1), 40))
+    run = next(hunt(["upload.rows"], range(1), 120))
     survivor = Hunt(mutation="wait.settle", seeds_run=200, failure=None)
     behind = Hunt(mutation="clearance.zero.fixed", seeds_run=200, failure=None)
     assert [each.is_as_it_should_be for each in (run, survivor, behind)] == [True, False, True]

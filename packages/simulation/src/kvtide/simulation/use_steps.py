@@ -1,13 +1,6 @@
-"""How copies, sends and receives are carried out on every rank: what is waited for, what the ledger is told, in which order.
+"""How copies, sends and receives are carried out on every rank: what is queued, what the ledger is told, in which order.
 
-Rules of whoever copies, each in a function of its own, so that it can be broken on purpose:
-
-| rule | broken, it shows as |
-| - | - |
-| `stand_behind`: a copy stream waits for the forward and schedule streams before it copies | unordered_overlap |
-| `hand_over`: a load's copy is recorded before its reservation ends | lost_write, unordered_overlap |
-| `passed_gates`: a transfer begins once every host has seen its gate, and its units have not moved since | unordered_overlap |
-| `is_over`: a use ends once it is over on every rank | lost_write, unordered_overlap |
+The rules that order them stand in `use_rules`.
 """
 
 from __future__ import annotations
@@ -26,57 +19,13 @@ from kvtide.ledger import (
     clearance,
     queue_stream_waits,
 )
+from kvtide.simulation import use_rules
 from kvtide.simulation.claims import places_of
 from kvtide.simulation.failures import CheckFailedError
 from kvtide.simulation.rank import Rank
 from kvtide.simulation.shadow import check_words
 from kvtide.simulation.uses import Kind, Part, Stage, Use
 from kvtide.simulation.world import World
-
-# ── rules ──
-
-
-def stand_behind(rank: Rank, stream: ModelledStream) -> None:
-    """Ids were translated on the host, ahead of what both streams still have to run."""
-    device = rank.device
-    for other in (device.forward_stream, device.schedule_stream):
-        device.wait_event(stream, device.record_event(other))
-
-
-def follow_loads(rank: Rank, loads: Sequence[Use]) -> None:
-    """A backup of what loads fill comes behind them."""
-    for load in loads:
-        rank.device.wait_event(rank.backups, load.ends[rank.place])
-
-
-def hand_over(rank: Rank, use: Use, copy: HostCopy) -> None:
-    """From reservation to copy, with no moment in between."""
-    rank.chain.uses.begin(copy, use.units)
-    rank.chain.uses.unfix(use.owners[rank.place])
-
-
-def record_gate(rank: Rank) -> ModelledEvent:
-    """Behind the take's waits, zeroing and moves: seen, the units' bytes are nobody else's."""
-    return rank.device.record_event(rank.device.schedule_stream)
-
-
-def passed_gates(world: World, use: Use) -> bool:
-    """Whether every rank's host has seen its gate."""
-    seen = [rank.device.query_event(use.gates[rank.place]) for rank in world.ranks]
-    return all(seen)
-
-
-def is_over(world: World, use: Use) -> bool:
-    """Whether every rank's host sees the end: they agree on it, so that they act alike."""
-    seen = [rank.device.query_event(use.ends[rank.place]) for rank in world.ranks]
-    return all(seen)
-
-
-def see_the_end(world: World, use: Use) -> None:
-    """Every rank's host waits until a failed transfer's engine is done."""
-    for rank in world.ranks:
-        rank.device.wait_on_host(use.ends[rank.place])
-
 
 # ── host copies ──
 
@@ -91,8 +40,8 @@ def back_up(world: World, use: Use) -> None:
     ]
 
     def queue(rank: Rank) -> None:
-        stand_behind(rank, rank.backups)
-        follow_loads(rank, loads)
+        use_rules.stand_behind(rank, rank.backups)
+        use_rules.follow_loads(rank, loads)
         reads, buffer, run = _reading(rank, use)
         rank.device.submit(rank.backups, use.name, reads=reads, writes=[_whole(buffer)], run=run)
         copy = HostCopy(use.name, Access.READ, rank.device.record_event(rank.backups))
@@ -109,7 +58,7 @@ def submit_load(world: World, use: Use) -> None:
 
     def queue(rank: Rank) -> None:
         copy = _queue_load(rank, use, rank.loads)
-        hand_over(rank, use, copy)
+        use_rules.hand_over(rank, use, copy)
         assert use.taken is not None, "a load has taken its units"
         rank.chain.written(use.taken[rank.place])
         use.owners[rank.place] = copy
@@ -165,14 +114,9 @@ def announce(world: World, use: Use) -> bool:
         if use.publish_after > world.ranks[0].steps.retired_through:
             return False
     note_places(world, use)
-    use.moves = _moves(world, use)
-    use.gates = [record_gate(rank) for rank in world.ranks]
+    use.moves = use_rules.moves_of(world, use)
+    use.gates = [use_rules.record_gate(rank) for rank in world.ranks]
     return True
-
-
-def has_moved(world: World, use: Use) -> bool:
-    """Whether anything of its bands has moved since its gates were recorded: a unit may also have come back to where it was."""
-    return _moves(world, use) != use.moves
 
 
 def begin_transfer(world: World, use: Use) -> None:
@@ -234,7 +178,7 @@ def end(world: World, use: Use) -> str:
 def unfix(world: World, use: Use) -> str:
     """Fixed units may move again; for a failed transfer, once every host has seen that its engine is done."""
     if use.stage is Stage.QUARANTINED:
-        see_the_end(world, use)
+        use_rules.see_the_end(world, use)
     fate = fate_of(world, use)
     world.on_each("unfix", lambda rank: rank.chain.uses.unfix(use.owners[rank.place]))
     world.uses.close(use)
@@ -257,6 +201,15 @@ def give_up(world: World, use: Use) -> None:
     request = world.unpark(use)
     if request is not None:
         world.close([request])
+
+
+def poll(world: World) -> None:
+    """The loop looks at what others do: what is over on every rank is ended, and units that were fixed for a while may move."""
+    for use in list(world.uses.uses):
+        if use.kind is Kind.FIX:
+            unfix(world, use)
+        elif use.stage is Stage.OPEN and use_rules.is_over(world, use):
+            end(world, use)
 
 
 def end_all(world: World) -> None:
@@ -322,12 +275,6 @@ def _opened(use: Use, signal: HostCopy | NetworkTransfer, end: ModelledEvent) ->
     use.ends.append(end)
 
 
-def _moves(world: World, use: Use) -> dict[str, int]:
-    """Units moved in each of its bands since the start."""
-    bands = world.ranks[0].chain.statistics().bands
-    return {band.name: band.moved_units for band in bands if band.name in use.units}
-
-
 def _clearances(rank: Rank, use: Use, consumer: Consumer) -> dict[str, Clearance]:
     """Band → what `consumer` waits for before it writes the use's units there, now that nobody is in its way."""
     answers = {}
@@ -351,7 +298,7 @@ def _clear_receive(rank: Rank, use: Use) -> int:
 
 def _queue_load(rank: Rank, use: Use, stream: ModelledStream) -> HostCopy:
     """Queue the copy on its stream, behind the forward and schedule streams."""
-    stand_behind(rank, stream)
+    use_rules.stand_behind(rank, stream)
     writes, run = _writing(rank, use)
     rank.device.submit(stream, use.name, writes=writes, run=run)
     use.ends.append(rank.device.record_event(stream))

@@ -21,7 +21,7 @@ _HAZARDS = {
     Hazard.COPY_READ: "a backup that reads there",
     Hazard.COPY_WRITE: "a load that writes there",
     Hazard.NETWORK: "a transfer that touches it",
-    Hazard.FIXED: "a promise that it stays",
+    Hazard.FIXED: "what was promised to stay",
 }
 _ACTS = {
     Clear.STREAM_WAIT: "waits on its stream for",
@@ -29,7 +29,7 @@ _ACTS = {
     Clear.HOST_WAIT: "makes the host wait for",
     Clear.EXCLUDED: "leaves alone",
 }
-_PLANNED = "no plan hands out such a unit (`plan.…`, `withheld.…`): the cell only says that `band.plan_clears_transfers` is raised if one does"
+_PLANNED = "no plan hands out such a unit (`plan.…`, `withheld.kept`): the cell makes a wrong plan an error, `band.plan_clears_transfers`"
 
 
 def weakened(consumer: Consumer, hazard: Hazard) -> Plant:
@@ -59,4 +59,4 @@ def cells() -> Iterator[Mutation]:
 
 
 _PLANNED_CONSUMERS = (Consumer.FORWARD, Consumer.SCHEDULE_COPY, Consumer.ZERO)
-"""Those whose pages the chain chooses."""
+"""Those whose pages the chain chooses. Every cell of theirs is proved by a schedule among the ledger's tests."""

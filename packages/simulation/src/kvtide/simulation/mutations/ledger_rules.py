@@ -155,8 +155,6 @@ _EPOCHS = {
     "quarantine": "a transfer fails",
     "fix": "units are fixed",
     "unfix": "units are fixed no longer",
-    "hold": "units are held",
-    "release_hold": "units are held no longer",
 }
 
 
@@ -327,6 +325,12 @@ def ledger_rules() -> Iterator[Mutation]:
             rows=("C4", "C11"),
             plant=_epoch_stands_still(name),
         )
+    yield Mutation(
+        id="epoch.hold",
+        rule="the ledger's epoch moves when units are held, or held no longer",
+        rows=("C4", "T4"),
+        plant=all_of(_epoch_stands_still("hold"), _epoch_stands_still("release_hold")),
+    )
     yield Mutation(
         id="epoch.moves",
         rule="the ledger's epoch moves when what is held or sent moves or leaves the band",

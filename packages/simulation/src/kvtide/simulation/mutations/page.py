@@ -10,7 +10,7 @@ from kvtide.simulation.mutations.table import MUTATIONS
 SEEDS = range(200)
 """Within which every mutation must be found, and on which the page rests."""
 
-ACTIONS = 300
+ACTIONS = 400
 """A seed, on the page."""
 
 _HEAD = f"""# Mutations

@@ -24,7 +24,7 @@ from kvtide.simulation.mutations.mutation import (
 from kvtide.simulation.rank import Rank
 
 _SCHEDULER = "kvtide.simulation.scheduler"
-_STEPS = "kvtide.simulation.use_steps"
+_RULES = "kvtide.simulation.use_rules"
 _RANK = "kvtide.simulation.rank:Rank"
 _ALLOCATOR = "kvtide.chain:ChainAllocator"
 _DEVICE = "kvtide.device:ModelledDevice"
@@ -226,55 +226,55 @@ def _uses() -> Iterator[Mutation]:
         id="copy.behind_forwards",
         rule="a copy stream stands behind the forward stream",
         rows=("H1", "H2"),
-        plant=instead(f"{_STEPS}:stand_behind", _stand_behind("schedule")),
+        plant=instead(f"{_RULES}:stand_behind", _stand_behind("schedule")),
     )
     yield Mutation(
         id="copy.behind_schedule",
         rule="a copy stream stands behind the schedule stream",
         rows=("H1", "H2"),
-        plant=instead(f"{_STEPS}:stand_behind", _stand_behind("forward")),
+        plant=instead(f"{_RULES}:stand_behind", _stand_behind("forward")),
     )
     yield Mutation(
         id="copy.loads",
         rule="a backup waits for loads that fill what it reads",
         rows=("H1",),
-        plant=without(f"{_STEPS}:follow_loads"),
+        plant=without(f"{_RULES}:follow_loads"),
     )
     yield Mutation(
         id="copy.over",
         rule="a use ends once it is over on every rank",
         rows=("H1", "T1"),
-        plant=without(f"{_STEPS}:is_over", answer=True),
+        plant=without(f"{_RULES}:is_over", answer=True),
     )
     yield Mutation(
         id="reservation.handed_over",
         rule="a reservation ends once the load's copy is recorded, with no moment in between",
         rows=("H2",),
-        plant=instead(f"{_STEPS}:hand_over", _hand_over_with_a_gap),
+        plant=instead(f"{_RULES}:hand_over", _hand_over_with_a_gap),
     )
     yield Mutation(
         id="gate.seen",
         rule="a transfer begins once every rank's host has seen its gate",
         rows=("T4",),
-        plant=without(f"{_STEPS}:passed_gates", answer=True),
+        plant=without(f"{_RULES}:passed_gates", answer=True),
     )
     yield Mutation(
         id="gate.place",
         rule="a gate stands on the schedule stream, behind the take's waits, zeroing and moves",
         rows=("T4",),
-        plant=instead(f"{_STEPS}:record_gate", lambda rank: rank.device.record_event(rank.results)),
+        plant=instead(f"{_RULES}:record_gate", lambda rank: rank.device.record_event(rank.results)),
     )
     yield Mutation(
         id="gate.epoch",
         rule="units that have moved since take a new gate",
         rows=("T4",),
-        plant=without(f"{_STEPS}:has_moved", answer=False),
+        plant=without(f"{_RULES}:has_moved", answer=False),
     )
     yield Mutation(
         id="quarantine.over",
         rule="a quarantine ends once every host has seen that the engine is done",
         rows=("T6",),
-        plant=without(f"{_STEPS}:see_the_end"),
+        plant=without(f"{_RULES}:see_the_end"),
     )
     yield Mutation(
         id="relief.waited",

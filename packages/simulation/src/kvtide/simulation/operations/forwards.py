@@ -141,7 +141,7 @@ class AbortForward:
     """The open batch is given up: before its launch, after it, or with its metadata phase queued."""
 
     name = "abort"
-    weight = 10
+    weight = 16
 
     def generate(self, rng: random.Random, world: World) -> Numbers | None:
         """How far it has come."""

@@ -7,6 +7,7 @@ import random
 import numpy as np
 
 from kvtide.device import IntArray
+from kvtide.simulation import use_steps
 from kvtide.simulation.actions import Numbers
 from kvtide.simulation.bands import NONE, SimulatedBand
 from kvtide.simulation.operations.choices import draw_bits, one_of, some_of
@@ -21,22 +22,24 @@ class Finish:
     weight = 150
 
     def generate(self, rng: random.Random, world: World) -> Numbers | None:
-        """One, or several at once."""
+        """One, or several at once, and whether the loop then looks at what others do with units."""
         figures = world.ranks[0].chain.statistics()
         # Arenas fill up, and stay nearly full: there bands meet.
         if not world.requests or rng.random() > (figures.live_bytes / figures.arena_bytes) ** 3:
             return None
         one = 1 << rng.randrange(len(world.requests))
-        return {"requests": rng.choice((one, one, one, draw_bits(rng)))}
+        return {"requests": rng.choice((one, one, one, draw_bits(rng))), "polls": rng.choice((0, 0, 0, 1))}
 
     def apply(self, world: World, numbers: Numbers) -> str:
-        """Free windows, the owner, state slots, the row."""
+        """Free windows, the owner, state slots, the row; perhaps poll."""
         over = some_of(world.requests, numbers["requests"])
         if not over:
             return "nobody"
         forwards = max(world.forwards_over(request) for request in over)
         is_prepared = any(request in world.batch for request in over)
         world.close(over)
+        if numbers.get("polls"):
+            use_steps.poll(world)
         under = ("idle", "under a forward", "under two forwards", "under three forwards or more")[
             min(forwards, 3)
         ]

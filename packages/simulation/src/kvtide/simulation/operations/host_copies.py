@@ -120,7 +120,7 @@ def take_whole(world: World, numbers: Numbers) -> Handed | None:
     """Pages in every band and a state slot, zeroed or, on a promise that somebody writes all of them, as they are."""
     slots = 0 if world.state is None else 1
     pages = 1 + numbers["pages"]
-    while numbers["yields"] and pages > 1 and not world.ask(world.units_asked(pages, slots, None)):
+    while numbers.get("yields") and pages > 1 and not world.ask(world.units_asked(pages, slots, None)):
         pages //= 2
     bands = {band.name: BandTake(unwritten=NONE) for band in world.bands} if numbers["promise"] else None
     return world.take(pages=pages, state_slots=slots, bands=bands)

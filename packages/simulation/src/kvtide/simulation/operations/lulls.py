@@ -12,7 +12,6 @@ from kvtide.simulation.operations.capacity import EnsureCapacity, draw_units
 from kvtide.simulation.operations.choices import draw_bits, some_of
 from kvtide.simulation.operations.forwards import MANY_MOVES, flush
 from kvtide.simulation.requests import BatchEntry, Request
-from kvtide.simulation.uses import Kind, Stage
 from kvtide.simulation.world import World
 
 
@@ -47,7 +46,7 @@ class Lull:
         flushed = "flushed" if flush(world, MANY_MOVES) else "nothing to move"
         outcome = f"{'a forward reads' if readers else 'idle'}, {flushed}"
         if numbers["then"] == 1:
-            _poll(world)
+            use_steps.poll(world)
             return f"{outcome}, polled"
         if numbers["then"]:
             return f"{outcome}, {EnsureCapacity().apply(world, {**numbers, 'take': 0})}"
@@ -62,11 +61,3 @@ def has_staying(world: World, request: Request) -> bool:
         if use.is_fixed or use.is_touched
         for part in use.parts
     )
-
-
-def _poll(world: World) -> None:
-    for use in list(world.uses.uses):
-        if use.kind is Kind.FIX:
-            use_steps.unfix(world, use)
-        elif use.stage is Stage.OPEN and use_steps.is_over(world, use):
-            use_steps.end(world, use)

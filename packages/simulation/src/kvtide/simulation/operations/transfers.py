@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from kvtide.ledger import ReceiveHold
-from kvtide.simulation import use_steps
+from kvtide.simulation import use_rules, use_steps
 from kvtide.simulation.actions import Numbers
 from kvtide.simulation.operations.choices import ALL, draw_bits, one_of, some_of
 from kvtide.simulation.operations.forwards import MANY_MOVES, flush
@@ -86,7 +86,7 @@ class Receive:
         """Take, hold, and record a gate if no forward may read the units any more."""
         if not world.attention or not world.free_rows:
             return "no row free"
-        if numbers["flush"]:
+        if numbers.get("flush"):
             flush(world, MANY_MOVES)
         handed = take_whole(world, numbers)
         if handed is None:
@@ -121,12 +121,12 @@ class BeginTransfer:
             # Only a send of a request that runs on: its pages went with a window, or with the request.
             world.uses.close(use)
             return f"{use.kind.value}: freed before it began"
-        if not use.gates or use_steps.has_moved(world, use):
+        if not use.gates or use_rules.has_moved(world, use):
             was_gated = bool(use.gates)
             if not use_steps.announce(world, use):
                 return f"{use.kind.value}: a forward may still read there"
             return f"{use.kind.value}: {'moved, gated anew' if was_gated else 'gated'}"
-        if not use_steps.passed_gates(world, use):
+        if not use_rules.passed_gates(world, use):
             return f"{use.kind.value}: gate not seen by every rank"
         use_steps.begin_transfer(world, use)
         if numbers["flush"] and flush(world, MANY_MOVES) > 0:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from kvtide.simulation import use_steps
+from kvtide.simulation import use_rules, use_steps
 from kvtide.simulation.actions import Numbers
 from kvtide.simulation.operations.choices import one_of
 from kvtide.simulation.operations.named_units import draw_names, live, named
@@ -39,7 +39,7 @@ class EndUse:
         if numbers["waits"]:
             for rank in world.ranks:
                 rank.device.wait_on_host(use.ends[rank.place])
-        elif not use_steps.is_over(world, use):
+        elif not use_rules.is_over(world, use):
             return f"{use.kind.value}: not over on every rank"
         request = use.parked
         fate = use_steps.end(world, use)
