@@ -144,6 +144,16 @@ def test_processes_find_what_one_finds() -> None:
     assert alone.outcomes == together.outcomes
 
 
+@pytest.mark.requirement("X4")
+def test_fewer_kinds_of_actions_reach_further() -> None:
+    """In the time of three actions of every kind, six of a few."""
+    words = ("take", "free", "launch", "process")
+    found = exhaust(SHAPES["window-and-full"], depth=6, words=words)
+    assert found.failure is None
+    assert {word for word, _ in found.outcomes} == set(words)
+    assert found.states > 1_000
+
+
 def exhausted(*arguments: object) -> Result:
     return CliRunner().invoke(command, [str(argument) for argument in arguments], terminal_width=110)
 
@@ -151,7 +161,7 @@ def exhausted(*arguments: object) -> Result:
 @pytest.mark.requirement("X4")
 def test_the_command_says_how_far_it_came_and_stops_in_time() -> None:
     """People get a table, programs the figures."""
-    shown = exhausted("two-bands", "float", "--depth", 2)
+    shown = exhausted("two-bands", "float", "--depth", 2, "--only", "take", "--only", "make room")
     assert shown.exit_code == 0, shown.output
     assert "two-bands" in shown.stdout
     assert "every check held" in shown.stdout

@@ -98,6 +98,8 @@ class PageUsage(PageClaims):
     def books(self, name: Namer) -> UsageBooks:
         """What its answers follow from, as a value (`usage_books`); its fences stand for themselves. Nobody waits."""
         places, retired = self.steps.places(), self.steps.retired_through
+        if not (places or self._uses or self._vacated or self._fixed or self._held):
+            return ()
         return (
             tuple((places[forward], sorted_pages(pages)) for forward, pages in self._writes.unretired()),
             tuple(

@@ -15,6 +15,7 @@ from kvtide.simulation.cases import installed_versions
 from kvtide.simulation.exhaustive.search import Exhausted, exhaust
 from kvtide.simulation.exhaustive.shapes import SHAPES
 from kvtide.simulation.exhaustive.small_actions import described
+from kvtide.simulation.exhaustive.small_steps import WORDS
 from kvtide.simulation.failures import CHECKS
 from kvtide.simulation.sweep import quiet_logs
 
@@ -31,6 +32,14 @@ from kvtide.simulation.sweep import quiet_logs
     show_default=True,
     help="Time for each shape.",
 )
+@click.option(
+    "--only",
+    "words",
+    multiple=True,
+    type=click.Choice(WORDS),
+    metavar="WORD",
+    help="Try actions of this word, and of others so named; sequences get longer. May be repeated.",
+)
 @click.option("--jobs", type=click.IntRange(1, 1_024), default=1, show_default=True, help="Processes.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout instead of a table.")
 @click.pass_context
@@ -40,12 +49,14 @@ def command(
     shapes: Sequence[str],
     depth: int | None,
     seconds: float,
+    words: Sequence[str],
     jobs: int,
     as_json: bool,
 ) -> None:
     """Try every sequence of operations on tiny arenas; exit status 1 with the first bad one.
 
-    SHAPE is one or more of: two-bands, window-and-full, float, sub-pages, window-only; all of them without it.
+    SHAPE is one or more of: two-bands, window-and-full, float, sub-pages, window-only; all of them without it. WORD is the first of an
+    action, such as take, free, launch, process, flush, "make room", send.
     """
     quiet_logs()
     stderr = Console(stderr=True)
@@ -56,7 +67,9 @@ def command(
             if stderr.is_terminal:
                 stderr.print(f"{name}: depth {reached}, {states:,} states", highlight=False)
 
-        found.append(exhaust(SHAPES[name], depth=depth, seconds=seconds, jobs=jobs, on_layer=tell))
+        found.append(
+            exhaust(SHAPES[name], depth=depth, seconds=seconds, words=words, jobs=jobs, on_layer=tell)
+        )
     if as_json:
         document = {"versions": installed_versions(), "shapes": [_document(each) for each in found]}
         click.echo(json.dumps(document, ensure_ascii=False))

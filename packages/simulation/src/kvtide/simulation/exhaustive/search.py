@@ -101,9 +101,10 @@ class Piece:
 class Explorer:
     """Goes on from states that it is told of as sequences."""
 
-    def __init__(self, shape: Shape) -> None:
-        """At the root, which is known."""
+    def __init__(self, shape: Shape, words: Sequence[str] = ()) -> None:
+        """At the root, which is known; tries actions of these `words` alone, or all."""
         self.facts = Facts(shape)
+        self._words = frozenset(words)
         self._placements = Placements(self.facts.layout)
         root = SmallWorld(self.facts)
         self.root_digest = root.digest()
@@ -131,6 +132,8 @@ class Explorer:
         world = self._at(sequence)
         before = world.form()
         for action in list(actions(world)):
+            if self._words and action[0] not in self._words:
+                continue
             self._sequence = (*sequence, action)
             if leaves_alone(world, action):
                 self._outcomes[str(action[0]), step(world, action)] += 1
@@ -196,21 +199,23 @@ def exhaust(
     *,
     depth: int | None = None,
     seconds: float | None = None,
+    words: Sequence[str] = (),
     jobs: int = 1,
     on_layer: Callable[[int, int], None] | None = None,
 ) -> Exhausted:
     """Try every sequence of at most `depth` actions, or as many as `seconds` allow, on `jobs` processes.
 
-    It ends with the first bad sequence, or once there is no new state. `on_layer` is told the depth reached and the states so far.
+    With `words`, of actions that these words name alone: fewer of them, and longer sequences. It ends with the first bad sequence, or
+    once there is no new state. `on_layer` is told the depth reached and the states so far.
     """
     start = time.perf_counter()
-    explorer = Explorer(shape)
+    explorer = Explorer(shape, words)
     tree = _Tree(explorer.root_digest)
     outcomes: Counter[tuple[str, str]] = Counter()
     layers, first, reached, cpu_seconds = [1], 0, 0, 0.0
     failed: Piece | None = None
     is_late = False
-    with _explorers(shape, explorer, jobs) as explore:
+    with _explorers(shape, words, explorer, jobs) as explore:
         while first < len(tree) and failed is None and not is_late and (depth is None or reached < depth):
             end = len(tree)
             starts = range(first, end, _PIECE)
@@ -261,13 +266,13 @@ _Explore: TypeAlias = Callable[[Iterable[list[Path]]], Iterator[Piece]]
 
 
 @contextlib.contextmanager
-def _explorers(shape: Shape, explorer: Explorer, jobs: int) -> Iterator[_Explore]:
+def _explorers(shape: Shape, words: Sequence[str], explorer: Explorer, jobs: int) -> Iterator[_Explore]:
     """What goes on from pieces, in their order: here, or on processes."""
     if jobs == 1:
         yield lambda pieces: map(explorer.explore, pieces)
         return
     # Spawned, not forked: a forked child would inherit whatever threads and locks the caller has.
-    with multiprocessing.get_context("spawn").Pool(jobs, initializer=_begin, initargs=(shape,)) as pool:
+    with multiprocessing.get_context("spawn").Pool(jobs, initializer=_begin, initargs=(shape, words)) as pool:
 
         def explore(pieces: Iterable[list[Path]]) -> Iterator[Piece]:
             # A few ahead: a layer's sequences all at once would fill the memory.
@@ -285,9 +290,9 @@ def _explorers(shape: Shape, explorer: Explorer, jobs: int) -> Iterator[_Explore
 _own: list[Explorer] = []
 
 
-def _begin(shape: Shape) -> None:
+def _begin(shape: Shape, words: Sequence[str]) -> None:
     quiet_logs()
-    _own.append(Explorer(shape))
+    _own.append(Explorer(shape, words))
 
 
 def _explore(piece: list[Path]) -> Piece:

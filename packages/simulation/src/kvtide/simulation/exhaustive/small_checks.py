@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from kvtide.chain import ChainStatistics
 from kvtide.plan import ArenaLayout
 from kvtide.simulation.exhaustive.ordered_device import CELL_BYTES, SCHEDULE
 from kvtide.simulation.exhaustive.small_steps import free_units, step
@@ -30,6 +31,9 @@ class Placements:
         """Of one arena."""
         self._layout = layout
         self._known: dict[tuple[tuple[Need, ...], tuple[tuple[int, int], ...]], bool] = {}
+        self.asked: set[tuple[object, ...]] = set()
+        """Facts of capacity about which the allocator has answered: spans, live units, counts, what stays. Its answers are pure
+        functions of them (D4), as long as no snapshot is stale, which is looked at in every state."""
 
     def holds(self, needs: tuple[Need, ...], blocked: tuple[tuple[int, int], ...]) -> bool:
         """Whether bands can stand so (`some_layout_holds`)."""
@@ -45,8 +49,9 @@ def check_state(world: SmallWorld, placements: Placements) -> None:
     world.chain.verify_byte_accounting()
     owners = _check_bindings(world)
     _check_claims(world, owners)
-    _check_order(world)
-    _check_answers(world, placements)
+    statistics = world.chain.statistics()
+    _check_order(world, statistics)
+    _check_answers(world, statistics, placements)
 
 
 def _check_bindings(world: SmallWorld) -> dict[int, tuple[int, int]]:
@@ -97,7 +102,7 @@ def _claims(world: SmallWorld) -> list[SmallUse]:
     return [use for use in world.uses() if use.is_fixed or use.is_open_transfer]
 
 
-def _check_order(world: SmallWorld) -> None:
+def _check_order(world: SmallWorld, statistics: ChainStatistics) -> None:
     retired = world.chain.steps.retired_through
     behind = world.device.behind(SCHEDULE)
     for record, event in world.flying:
@@ -107,13 +112,12 @@ def _check_order(world: SmallWorld) -> None:
                 f"forward {record.forward} counts as retired, and the schedule stream has not waited for it",
             )
     if not world.flying:
-        statistics = world.chain.statistics()
         left = [band.name for band in statistics.bands if band.pending_units]
         if left:
             raise CheckFailedError("ledger_leak", f"nothing is in flight, and units of {left} pend")
 
 
-def _check_answers(world: SmallWorld, placements: Placements) -> None:
+def _check_answers(world: SmallWorld, statistics: ChainStatistics, placements: Placements) -> None:
     chain, facts = world.chain, world.facts
     held = [len(units) for units in world.held]
     around = not facts.shape.waits_for_transfers
@@ -136,6 +140,16 @@ def _check_answers(world: SmallWorld, placements: Placements) -> None:
     if any(use.is_open_transfer for use in world.uses()):
         evictable = [0] * len(held)
     runs = tuple(sorted(blocked))
+    facts_of_capacity = (
+        *((chain.span(band.name), *sorted(units)) for band, units in zip(facts.bands, live, strict=True)),
+        *((band.pending_units, band.vacated_units, band.withheld_units) for band in statistics.bands),
+        *map(frozenset, stays),
+        runs,
+        *evictable,
+    )
+    if facts_of_capacity in placements.asked:
+        return
+    placements.asked.add(facts_of_capacity)
     for asked in facts.shape.questions:
         counts = [asked.get(band.name, 0) for band in facts.bands]
         for freed in ([0] * len(held), evictable):

@@ -208,6 +208,9 @@ _STEPS: dict[str, Callable[..., str]] = {
     **USE_STEPS,
 }
 
+WORDS = tuple(_STEPS)
+"""Of all actions."""
+
 
 # ── contents ──
 
