@@ -149,7 +149,7 @@ def nightly_s6(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def nightly_overlap(session: nox.Session) -> None:
-    """Real models under the overlap loop, 20 interleavings of each model and hook; no part of CI. Share: 25 min."""
+    """Real models under the overlap loop, 20 interleavings of each model and hook; no part of CI. Share: 45 min."""
     environment = {**ONE_THREAD, "KVTIDE_OVERLAP_SEEDS": "20"}
     tests = "integration/tests/engine/test_overlap_models.py"
     session.run(sys.executable, "-m", *PYTEST, tests, *session.posargs, env=environment, external=True)

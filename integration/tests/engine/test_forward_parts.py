@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 
+import attrs
 import numpy as np
 import pytest
 import torch
@@ -32,6 +33,7 @@ from kvtide.plan import (
     StateLifetime,
     TensorDecl,
     WindowLifetime,
+    from_config,
     plan_kv_storage,
 )
 from kvtide.storage import KVStorage, PreparedStep, build_kv_storage
@@ -87,6 +89,29 @@ def test_declarations_are_what_the_cache_of_the_model_holds(runner_of: RunnerOf)
     }
     for name, parts in expected.items():
         assert runner_of(name, Hook.CACHE).layers == tuple(map(KVLayerDecl, range(len(parts)), parts)), name
+
+
+@pytest.mark.requirement("P7", "X5")
+@pytest.mark.parametrize("name", list(MODELS))
+def test_declarations_agree_with_those_that_the_config_gives(runner_of: RunnerOf, name: str) -> None:
+    """But for the one column of a convolution's state that transformers keeps and a serving kernel does not."""
+
+    def served(part: KVPart) -> KVPart:
+        if not isinstance(part.geometry, StateGeometry):
+            return part
+        tensors = tuple(
+            attrs.evolve(tensor, shape=(*tensor.shape[:-1], tensor.shape[-1] - 1))
+            if tensor.name == "conv"
+            else tensor
+            for tensor in part.geometry.tensors()
+        )
+        return KVPart(StateGeometry(tensors), part.lifetime)
+
+    runner = runner_of(name, Hook.CACHE)
+    declared = from_config(runner.model.config.to_dict(), kv_dtype=DType.FLOAT32)
+    assert declared == tuple(
+        KVLayerDecl(decl.layer, tuple(map(served, decl.parts))) for decl in runner.layers
+    )
 
 
 def test_declarations_agree_with_the_declared_types_of_a_bf16_model() -> None:

@@ -15,6 +15,8 @@
 | qwen3_next | 2 gated delta net and 2 full; experts | random |
 | llama4 | 3 chunked-local (32) and 1 full; experts | random |
 
+The demo serves the last five only if they are named.
+
 Random weights are drawn wider than a fresh model's, whose greedy output repeats one token: equal tokens would then prove
 little. The trained ones come from `tools/train_tiny.py` and lie beside this module in bf16; they run in fp32 like the rest.
 """
@@ -57,6 +59,9 @@ class DemoModel:
 
     is_text: bool
     """Whether a token is a byte of ASCII text, which the model was trained on."""
+
+    is_asked_for: bool = False
+    """Whether the demo serves it only if it is named: what it shows others show too."""
 
 
 def load_trained(folder: Path) -> PreTrainedModel:
@@ -215,13 +220,14 @@ def _load_random(name: str) -> PreTrainedModel:
     return random_model(CONFIG_MAPPING[settings.pop("model_type")](**settings))
 
 
-def _random(name: str, title: str) -> DemoModel:
+def _random(name: str, title: str, *, is_asked_for: bool = False) -> DemoModel:
     return DemoModel(
         name=name,
         title=title,
         load=functools.partial(_load_random, name),
         hooks=hooks_of(str(_RANDOM[name]["model_type"])),
         is_text=False,
+        is_asked_for=is_asked_for,
     )
 
 
@@ -245,11 +251,11 @@ MODELS: Mapping[str, DemoModel] = {
         _random("deepseek_v3", "DeepSeek-V3: latent attention (MLA)"),
         _random("falcon_h1", "Falcon-H1: Mamba-2 and attention in each layer"),
         _random("granitemoehybrid", "Granite 4 hybrid: Mamba-2 layers and attention layers"),
-        _random("lfm2", "LFM2: short convolutions and attention layers"),
-        _random("bamba", "Bamba: Mamba-2 layers and attention layers"),
-        _random("nemotron_h", "Nemotron-H: Mamba-2, attention and plain layers"),
-        _random("qwen3_next", "Qwen3-Next: gated delta net and attention layers"),
-        _random("llama4", "Llama 4: chunked-local and full attention"),
+        _random("lfm2", "LFM2: short convolutions and attention layers", is_asked_for=True),
+        _random("bamba", "Bamba: Mamba-2 layers and attention layers", is_asked_for=True),
+        _random("nemotron_h", "Nemotron-H: Mamba-2, attention and plain layers", is_asked_for=True),
+        _random("qwen3_next", "Qwen3-Next: gated delta net and attention layers", is_asked_for=True),
+        _random("llama4", "Llama 4: chunked-local and full attention", is_asked_for=True),
     )
 }
 """By name, in the order in which they are shown."""

@@ -7,12 +7,15 @@ the same programs run on host tensors; tests use that.
 
 from __future__ import annotations
 
+import math
+
 import torch
 import triton
 
 from kvtide.engine.attention import triton_programs as programs
 from kvtide.engine.attention.rows import PagedRows
 from kvtide.engine.errors import EngineError
+from kvtide.plan import ALIGNMENT_BYTES
 
 WANTED_PROGRAMS = 256
 """Programs that keep a GPU busy: while there are fewer, keys are cut into shares."""
@@ -54,6 +57,8 @@ def attend(
     queries, key_block = _blocks(query_tokens * group, max(key_width, value_width))
     blocks = -(-query_tokens * group // queries)
     shares = _shares(row_count * kv_heads * blocks, rows, key_block)
+    strides = [stride for tensor in (query, keys, values) for stride in tensor.stride()[:3]]
+    grain = math.gcd(ALIGNMENT_BYTES // query.element_size(), *strides)
     output = query.new_empty(row_count, query_tokens, heads, value_dim)
     parts = (row_count * query_tokens * heads, shares)
     share_values = share_maxima = share_sums = output
@@ -75,9 +80,7 @@ def attend(
             scaling,
             query_tokens,
             kv_heads,
-            *query.stride()[:3],
-            *keys.stride()[:3],
-            *values.stride()[:3],
+            *(stride // grain for stride in strides),
             rows.page_table.stride(0),
             GROUP=group,
             PAGE_TOKENS=rows.page_tokens,
@@ -88,6 +91,7 @@ def attend(
             VALUE_DIM=value_dim,
             KEY_WIDTH=key_width,
             VALUE_WIDTH=value_width,
+            GRAIN=grain,
             QUERIES=queries,
             KEYS=key_block,
             SHARES=shares,

@@ -81,11 +81,16 @@ def attend_pages(
     VALUE_DIM: tl.constexpr,
     KEY_WIDTH: tl.constexpr,
     VALUE_WIDTH: tl.constexpr,
+    GRAIN: tl.constexpr,
     QUERIES: tl.constexpr,
     KEYS: tl.constexpr,
     SHARES: tl.constexpr,
 ):
-    """One block of queries over one share of its keys; `WINDOW` and `CHUNK` are 0 for none, widths powers of two."""
+    """One block of queries over one share of its keys; `WINDOW` and `CHUNK` are 0 for none, widths powers of two.
+
+    Strides of queries, keys and values are counted in grains of `GRAIN` elements, so that the compiler knows that an entry starts
+    16-byte aligned where it does, and loads it in such pieces.
+    """
     block = tl.program_id(0)
     row = (tl.program_id(1) // kv_heads).to(tl.int64)
     kv_head = (tl.program_id(1) % kv_heads).to(tl.int64)
@@ -101,7 +106,7 @@ def attend_pages(
     value_columns = tl.arange(0, VALUE_WIDTH)
     queries = tl.load(
         query
-        + (row * query_row + head * query_head + token.to(tl.int64) * query_token)[:, None]
+        + (row * query_row + head * query_head + token.to(tl.int64) * query_token)[:, None] * GRAIN
         + key_columns[None, :],
         mask=is_query[:, None] & (key_columns < KEY_DIM)[None, :],
         other=0.0,
@@ -123,7 +128,7 @@ def attend_pages(
         offset = (at % PAGE_TOKENS).to(tl.int64)
         loaded_keys = tl.load(
             keys
-            + (page * key_page + offset * key_token + kv_head * key_head)[None, :]
+            + (page * key_page + offset * key_token + kv_head * key_head)[None, :] * GRAIN
             + key_columns[:, None],
             mask=is_key[None, :] & (key_columns < KEY_DIM)[:, None],
             other=0.0,
@@ -139,7 +144,7 @@ def attend_pages(
         total = total * kept + tl.sum(weights, axis=1)
         loaded_values = tl.load(
             values
-            + (page * value_page + offset * value_token + kv_head * value_head)[:, None]
+            + (page * value_page + offset * value_token + kv_head * value_head)[:, None] * GRAIN
             + value_columns[None, :],
             mask=is_key[:, None] & (value_columns < VALUE_DIM)[None, :],
             other=0.0,

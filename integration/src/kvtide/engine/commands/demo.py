@@ -1,8 +1,8 @@
 """Real hybrid models served from one arena, every token and logit checked.
 
 `kvtide demo` serves seven small models, two of them trained, from arenas so tight that bands take each other's bytes and
-pages move, each forward launched before the last one is processed; it ends with a table and a picture of each arena over time. Exit
-status 1 when one token or logit differs, or something ran unordered. `--break` switches one rule off, to see that it is needed.
+pages move, each forward launched before the last one is processed; it ends with a table and a picture of each arena over time. Five
+more are served if they are named. Exit status 1 when one token or logit differs, or something ran unordered. `--break` switches one rule off, to see that it is needed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,11 @@ SHOWN_TEXTS = 4
 
 @click.command("demo")
 @click.option(
-    "--model", "names", multiple=True, type=click.Choice(list(MODELS)), help="Only this model; repeatable."
+    "--model",
+    "names",
+    multiple=True,
+    type=click.Choice(list(MODELS)),
+    help="Only this model; repeatable.  [default: the first seven]",
 )
 @click.option(
     "--page-size",
@@ -100,7 +104,9 @@ def command(
         raise click.UsageError(f"--out {str(folder)!r}: {error.strerror or error}") from error
     runs: list[DemoRun] = []
     stderr, stdout = Console(stderr=True), Console()
-    chosen = [model for model in MODELS.values() if not names or model.name in names]
+    chosen = [
+        model for model in MODELS.values() if (model.name in names if names else not model.is_asked_for)
+    ]
     with stderr.status("starting") as status:
         for run in demo_runs(
             chosen,
