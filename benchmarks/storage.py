@@ -35,7 +35,7 @@ from kvtide.plan import (
     plan_kv_storage,
 )
 from kvtide.sizing import ServingPolicy
-from kvtide.storage import AdmissionRefusal, KVStorage, PreparedStep, TakeRefusal, build_kv_storage
+from kvtide.storage import AdmissionRefusal, KVStorage, PreparedStep, build_kv_storage
 
 REQUESTS, CHUNK_TOKENS, WINDOW_TOKENS = 256, 8192, 128
 PAGE_SIZES = (1, 16, 64)
@@ -105,7 +105,7 @@ class Loop:
         answer = self.timed("admit", lambda: storage.admit([512], [512]))
         assert isinstance(answer, AdmissionRefusal)
         step = self.timed("prepare", lambda: storage.prepare_step(self.rows, counts))
-        assert not isinstance(step, TakeRefusal), step
+        assert isinstance(step, PreparedStep), step
         self.timed("launch", lambda: storage.launch_forward(step))
         self.timed("record", lambda: storage.record_forward(step))
         if self.last is not None:

@@ -13,6 +13,7 @@ from kvtide.ledger import (
     Access,
     CheckLevel,
     ForwardSteps,
+    HostCopy,
     InvariantChecks,
     InvariantError,
     NetworkTransfer,
@@ -259,3 +260,26 @@ def test_a_clone_goes_its_own_way_and_begins_where_the_original_stood() -> None:
     clone.verify_byte_accounting()
     assert books_of(world.chain) == before
     assert books_of(clone) != before
+
+
+@pytest.mark.requirement("K5", "T6")
+def test_what_admission_may_wait_for_and_what_binds_layouts_are_told_apart() -> None:
+    """A copy in flight ends by itself and is a reason to wait; a failed transfer's pages may stay for ever, and are none."""
+    world = Bytes(mixed_layout(4000, full=True))
+    chain = world.chain
+    pages = world.take(pages=3).pages
+    first, second, third = pages[:1], pages[1:2], pages[2:]
+    answers = [(chain.uses.has_host_copies, chain.uses.bind_layout)]
+    copy = HostCopy("backup", Access.READ, world.device.record_event(world.device.schedule_stream))
+    send = NetworkTransfer("send", Access.READ)
+    chain.uses.begin(copy, {"full": first})
+    answers.append((chain.uses.has_host_copies, chain.uses.bind_layout))
+    chain.uses.end(copy)
+    chain.uses.begin(send, {"full": second})
+    answers.append((chain.uses.has_host_copies, chain.uses.bind_layout))
+    chain.uses.quarantine(send)
+    answers.append((chain.uses.has_host_copies, chain.uses.bind_layout))
+    chain.uses.unfix(send)
+    chain.uses.fix("a load", {"full": third})
+    answers.append((chain.uses.has_host_copies, chain.uses.bind_layout))
+    assert answers == [(False, False), (True, False), (False, True), (False, True), (False, True)]

@@ -211,8 +211,7 @@ class ChainPrefillBudget:
 
     def extend(self, rows: IntArray, ends: IntArray) -> PromiseRefusal | None:
         """Promise rows of a step further shares of output, as far as they reach `ends[i]` tokens; all of them or a refusal."""
-        is_over = ends > self._tokens[rows]
-        if self._overcommit is None or not is_over.any():
+        if self._overcommit is None or not (is_over := ends > self._tokens[rows]).any():
             return None
         over = rows[is_over]
         promised, tokens = self._promised[:, over].copy(), self._tokens[over].copy()
