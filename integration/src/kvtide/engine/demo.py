@@ -28,6 +28,7 @@ from kvtide.engine.check import (
     generate_alone,
     replay_on_plain_tensors,
 )
+from kvtide.engine.declare import with_checkpoints
 from kvtide.engine.forwards import ForwardQueue, ModelledForwards
 from kvtide.engine.loop import Request, ServeResult, StepObserver, StepReport, serve
 from kvtide.engine.modelled_device import ModelledTensorDevice
@@ -39,17 +40,18 @@ from kvtide.engine.static_split import Held, average_split, peaks, requests_held
 from kvtide.engine.workload import (
     CHUNK_TOKENS,
     CONTEXT_TOKENS,
-    OVERLAP,
     PLAIN,
     RUNNING_REQUESTS,
+    chunk_on_grid,
     random_requests,
     text_requests,
     tight_budget_bytes,
+    with_follow_ups,
 )
 from kvtide.ledger import CheckLevel
 from kvtide.plan import plan_kv_storage
-from kvtide.sizing import ServingPolicy
-from kvtide.storage import KVStorage, build_kv_storage
+from kvtide.sizing import CheckpointStrategy, ServingPolicy
+from kvtide.storage import KVStorage, SharingStatistics, build_kv_storage
 
 Progress = Callable[[str], None]
 """Told what is happening, often."""
@@ -78,8 +80,22 @@ class DemoSettings:
     broken: Rule | None = None
     """A rule that is switched off; only with the overlap loop."""
 
+    strategy: CheckpointStrategy = CheckpointStrategy.EXTRA_BUFFER
+    """How prefixes are shared, if at all; with a rule switched off they are not."""
+
     check_level: CheckLevel = CheckLevel.OFF
     """How much is checked beyond what always is."""
+
+    @property
+    def policy(self) -> ServingPolicy:
+        """How the storage is to serve; raises `SizingError` for a strategy that the loop does not run."""
+        strategy = self.strategy if self.broken is None else CheckpointStrategy.NONE
+        return ServingPolicy(strategy=strategy, overlap=self.loop is Loop.OVERLAP)
+
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether requests share prefixes."""
+        return self.policy.strategy is not CheckpointStrategy.NONE
 
 
 @attrs.frozen(kw_only=True)
@@ -133,6 +149,9 @@ class DemoRun:
     held_static: Held
     """The same requests under a static split of the same bytes."""
 
+    sharing: SharingStatistics | None
+    """What sharing prefixes came to, where they were."""
+
     check: CheckResult
     """Both comparisons."""
 
@@ -169,6 +188,9 @@ def demo_runs(
         progress(f"{model.name}: generate() alone, for comparison")
         loaded = model.load()
         requests = text_requests(seed) if model.is_text else random_requests(RANDOM_VOCABULARY, seed)
+        if settings.shares_prefixes:
+            vocabulary = None if model.is_text else RANDOM_VOCABULARY
+            requests = with_follow_ups(requests, vocabulary=vocabulary, seed=seed)
         alone = {request.request_id: generate_alone(loaded, request) for request in requests}
         scene = _Scene(model, loaded, requests, alone, settings, folder, progress)
         for page_tokens in page_sizes:
@@ -186,13 +208,17 @@ def build_tight_storage(
     check_level: CheckLevel = CheckLevel.OFF,
 ) -> KVStorage:
     """A storage in which bands must take each other's bytes to serve `requests`."""
-    plan = plan_kv_storage(runner.layers, page_tokens=page_tokens)
+    layers, chunk_tokens = runner.layers, CHUNK_TOKENS
+    if policy.strategy is not CheckpointStrategy.NONE:
+        chunk_tokens = chunk_on_grid(page_tokens)
+        layers = with_checkpoints(layers, chunk_tokens)
+    plan = plan_kv_storage(layers, page_tokens=page_tokens)
     return build_kv_storage(
         plan,
-        budget_bytes=tight_budget_bytes(plan, requests, policy),
+        budget_bytes=tight_budget_bytes(plan, requests, policy, chunk_tokens=chunk_tokens),
         max_running_requests=RUNNING_REQUESTS,
         max_context_tokens=CONTEXT_TOKENS,
-        chunk_tokens=CHUNK_TOKENS,
+        chunk_tokens=chunk_tokens,
         make_device=make_device,
         writes_whole_pages=True,
         policy=policy,
@@ -236,13 +262,14 @@ class _Scene:
             logits=replay_on_plain_tensors(runner, result.forwards, page_tokens=page_tokens),
             tokens=tuple(_token_differences(self.requests, result, self.alone)),
         )
-        demands = peaks(storage.plan, self.requests, CHUNK_TOKENS, storage.sized.policy)
+        chunk_tokens = storage.sized.chunk_tokens
+        demands = peaks(storage.plan, self.requests, chunk_tokens, storage.sized.policy)
         split = average_split(storage.layout, demands)
         title = f"{self.model.title}; page size {page_tokens}"
         picture = self.folder / f"{self.model.name}-page{page_tokens}-{hook.name.lower()}.svg"
         picture.write_text(draw(storage.layout, frames, title=title, walls=split.walls), encoding="utf-8")
         held_static = requests_held(
-            self.requests, demands, split.fits, chunk_tokens=CHUNK_TOKENS, row_count=RUNNING_REQUESTS
+            self.requests, demands, split.fits, chunk_tokens=chunk_tokens, row_count=RUNNING_REQUESTS
         )
         statistics = storage.chain.statistics()
         return DemoRun(
@@ -257,6 +284,7 @@ class _Scene:
             rearrangements=statistics.rearrangements,
             held=Held(most=max(running), steps=len(running), never_fit=len(result.rejected)),
             held_static=held_static,
+            sharing=storage.statistics().sharing,
             check=check,
             races=_races(storage),
             texts=tuple(_texts(self.requests, result, self.alone)) if self.model.is_text else (),
@@ -267,7 +295,12 @@ class _Scene:
     def _build(self, runner: ModelRunner, page_tokens: int) -> KVStorage:
         settings = self.settings
         build = functools.partial(
-            build_tight_storage, runner, self.requests, page_tokens, check_level=settings.check_level
+            build_tight_storage,
+            runner,
+            self.requests,
+            page_tokens,
+            policy=settings.policy,
+            check_level=settings.check_level,
         )
         if settings.loop is Loop.PLAIN:
             return build()
@@ -278,11 +311,13 @@ class _Scene:
                 return BrokenDevice(arena, broken)
             return ModelledTensorDevice(arena, seed=settings.seed, raise_races=False)
 
-        return build(policy=OVERLAP, make_device=make_device)
+        return build(make_device=make_device)
 
     def _serve(self, runner: ModelRunner, storage: KVStorage, observe: StepObserver) -> ServeResult:
         if self.settings.loop is Loop.PLAIN:
-            return serve(runner, storage, self.requests, chunk_tokens=CHUNK_TOKENS, observe=observe)
+            return serve(
+                runner, storage, self.requests, chunk_tokens=storage.sized.chunk_tokens, observe=observe
+            )
         # Where no read end is declared, the barrier orders whole forwards, and shows most where it is missing.
         forwards: ForwardQueue = ModelledForwards(
             storage, declares_read_end=self.settings.broken is not Rule.BARRIER
@@ -290,7 +325,12 @@ class _Scene:
         if self.settings.broken is not None:
             forwards = SpoilingForwards(forwards, storage)
         return serve_overlapped(
-            runner, storage, forwards, self.requests, chunk_tokens=CHUNK_TOKENS, observe=observe
+            runner,
+            storage,
+            forwards,
+            self.requests,
+            chunk_tokens=storage.sized.chunk_tokens,
+            observe=observe,
         )
 
 

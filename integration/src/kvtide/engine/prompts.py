@@ -23,6 +23,26 @@ class Prompt:
     """What ends the output; nothing if empty."""
 
 
+@attrs.frozen
+class FollowUp:
+    """A prompt that begins as another does, and comes while that one's memory may still be there."""
+
+    behind: int
+    """Arrives with the prompt of this place."""
+
+    of: int
+    """Begins as the prompt of this place."""
+
+    shared_tokens: int
+    """Tokens that both have."""
+
+    text: str
+    """What comes then; one byte is one token."""
+
+    output_tokens: int
+    """Bytes to generate."""
+
+
 PROMPTS = (
     Prompt(
         "Redistribution and use in source and binary forms, with or without modification, are permitted provided that the "
@@ -60,3 +80,11 @@ PROMPTS = (
     Prompt("Derivative ", 22),
 )
 """In order of arrival; some are longer than the models' 16-token window many times over, some never fill it."""
+
+FOLLOW_UPS = (
+    FollowUp(behind=3, of=0, shared_tokens=178, text="the name of ", output_tokens=16),
+    FollowUp(behind=5, of=2, shared_tokens=150, text="to use the ", output_tokens=18),
+    FollowUp(behind=7, of=2, shared_tokens=171, text="of the ", output_tokens=14),
+    FollowUp(behind=15, of=13, shared_tokens=116, text="to use the ", output_tokens=16),
+)
+"""Beside `PROMPTS`, where prefixes are shared."""

@@ -13,7 +13,7 @@ import numpy as np
 from kvtide.arena import SCRATCH_BYTES
 from kvtide.engine.attention import CHUNK_READS
 from kvtide.engine.loop import Request
-from kvtide.engine.prompts import PROMPTS
+from kvtide.engine.prompts import FOLLOW_UPS, PROMPTS
 from kvtide.plan import KVStoragePlan, lay_out, pack
 from kvtide.sizing import ID_BYTES, ROW_STATE_BYTES, ServingPolicy, mirror_lengths, request_demand
 
@@ -56,19 +56,48 @@ def random_requests(vocabulary: int, seed: int = 0) -> tuple[Request, ...]:
     )
 
 
+def with_follow_ups(
+    requests: Sequence[Request], *, vocabulary: int | None = None, seed: int = 0
+) -> tuple[Request, ...]:
+    """`requests` of this module, and some that begin as they do: with the texts' bytes, or with random tokens below `vocabulary`."""
+    numbers = np.random.default_rng(seed)
+    more = []
+    for place, follow_up in enumerate(FOLLOW_UPS):
+        own = follow_up.text.encode("ascii")
+        tail = tuple(own) if vocabulary is None else tuple(numbers.integers(3, vocabulary, len(own)).tolist())
+        more.append(
+            Request(
+                request_id=f"r{len(requests) + place}",
+                prompt=requests[follow_up.of].prompt[: follow_up.shared_tokens] + tail,
+                output_tokens=follow_up.output_tokens,
+                arrival_step=requests[follow_up.behind].arrival_step,
+            )
+        )
+    return (*requests, *more)
+
+
+def chunk_on_grid(page_tokens: int) -> int:
+    """Tokens of a chunk that ends on a grid of that many tokens, whole pages of `page_tokens`."""
+    return -(-CHUNK_TOKENS // page_tokens) * page_tokens
+
+
 def tight_budget_bytes(
-    plan: KVStoragePlan, requests: Sequence[Request], policy: ServingPolicy = PLAIN
+    plan: KVStoragePlan,
+    requests: Sequence[Request],
+    policy: ServingPolicy = PLAIN,
+    *,
+    chunk_tokens: int = CHUNK_TOKENS,
 ) -> int:
     """A budget whose arena holds the first `SIDE_BY_SIDE` of `requests` at their peaks, with less than a page to spare.
 
-    For `build_kv_storage` with the row, context and chunk figures of this module.
+    For `build_kv_storage` with the row and context figures of this module.
     """
     demands = [
         request_demand(
             plan,
             prompt_tokens=len(request.prompt),
             output_tokens=request.output_tokens,
-            chunk_tokens=CHUNK_TOKENS,
+            chunk_tokens=chunk_tokens,
             policy=policy,
         )
         for request in requests[:SIDE_BY_SIDE]

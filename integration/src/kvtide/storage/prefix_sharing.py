@@ -80,7 +80,7 @@ class PrefixSharing:
         self._state_place = None if shape.state is None else places[shape.state]
         self._names = list(places)
         self._locks: dict[int, TreeLock] = {}
-        self._tokens: dict[int, IntArray] = {}
+        self._tokens: IntArray = np.zeros((row_count, sized.max_context_tokens), np.int64)
         self._is_shared: npt.NDArray[np.bool_] = np.zeros(row_count, np.bool_)
         self._known: IntArray = np.zeros(row_count, np.int64)
         self._branches: IntArray = np.zeros(row_count, np.int64)
@@ -135,9 +135,7 @@ class PrefixSharing:
         for place, (row, lock, prompt) in enumerate(zip(rows.tolist(), locks, prompts, strict=True)):
             self._locks[row] = lock
             self._is_shared[row] = True
-            tokens = np.zeros(int(self._requests.limits[row]) + 1, np.int64)
-            tokens[: len(prompt)] = prompt
-            self._tokens[row], self._known[row] = tokens, len(prompt)
+            self._tokens[row, : len(prompt)], self._known[row] = prompt, len(prompt)
             self._branches[row] = self.tree.admitted(lock) * self._page_tokens
             self._ends[row] = lock.pages
             self._begins[:, row] = lock.begins
@@ -165,7 +163,7 @@ class PrefixSharing:
         forgone, and what a hit on the one before needs is the tree's.
         """
         if self._grid is not None:
-            shared = rows[self._shared(rows)]
+            shared = rows[self._is_shared[rows]]
             self._requests.checkpoint_lengths[shared] = (
                 self._requests.lengths[shared] // self._grid * self._grid
             )
@@ -180,7 +178,7 @@ class PrefixSharing:
         if self._has_state and start < branch < end:
             return branch
         last = end // grid * grid
-        return last if self._has_state and last > start else end
+        return last if (self._has_state or self._grid is not None) and last > start else end
 
     def recorded(self, rows: IntArray, ends: IntArray) -> None:
         """A forward was recorded that brings rows to `ends` tokens: keep the states that lie on the grid."""
@@ -188,42 +186,37 @@ class PrefixSharing:
             return
         sources: list[int] = []
         targets: list[int] = []
-        for row, end in zip(rows.tolist(), ends.tolist(), strict=True):
-            if end % self._grid == 0 and row in self._locks:
-                before = self.tracking.count(row)
-                slot = self.tracking.due(row, end)
-                self._count_slots(row, self.tracking.count(row) - before)
-                if slot is not None:
-                    sources.append(int(self._requests.state_slots[row]))
-                    targets.append(slot)
+        is_due = self._is_shared[rows] & (ends % self._grid == 0)
+        for row, end in zip(rows[is_due].tolist(), ends[is_due].tolist(), strict=True):
+            before = self.tracking.count(row)
+            slot = self.tracking.due(row, end)
+            self._count_slots(row, self.tracking.count(row) - before)
+            if slot is not None:
+                sources.append(int(self._requests.state_slots[row]))
+                targets.append(slot)
         self._copy(sources, targets)
 
     def advance(self, rows: IntArray, chosen: IntArray | None) -> None:
         """Rows have come to their lengths, and their windows have retired; `chosen[i]`: the token behind row `rows[i]`'s, −1 for none."""
-        is_shared = self._shared(rows)
+        is_shared = self._is_shared[rows]
         rows, chosen = rows[is_shared], None if chosen is None else chosen[is_shared]
         lengths = self._requests.lengths[rows]
         if chosen is not None:
-            for row, length, token in zip(rows.tolist(), lengths.tolist(), chosen.tolist(), strict=True):
-                tokens = self._tokens[row]
-                if token >= 0 and length == self._known[row] and length < len(tokens):
-                    tokens[length] = token
-                    self._known[row] += 1
+            is_next = (chosen >= 0) & (lengths == self._known[rows])
+            self._tokens[rows[is_next], lengths[is_next]] = chosen[is_next]
+            self._known[rows[is_next]] += 1
         self._let_go(rows)
-        in_prefill = lengths <= self._requests.prompts[rows]
-        for row, length, is_prefill in zip(rows.tolist(), lengths.tolist(), in_prefill.tolist(), strict=True):
+        for row, length in self._due(rows, lengths):
             if not self._has_state:
-                if is_prefill:
-                    self._hand_over(row, length // self._page_tokens)
+                self._hand_over(row, length // self._page_tokens)
             elif self._copies_running:
-                if is_prefill and length % self._page_tokens == 0:
-                    self._hand_over_copy(row, length)
-            elif length % (self._grid or 1) == 0:
+                self._hand_over_copy(row, length)
+            else:
                 self._hand_over_checkpoint(row, length)
 
     def release(self, rows: IntArray) -> None:
         """Rows are over: hand over what a hit could end in, and let go of the tree."""
-        for row in rows[self._shared(rows)].tolist():
+        for row in rows[self._is_shared[rows]].tolist():
             length = int(min(self._requests.lengths[row], self._known[row]))
             if not self._has_state:
                 self._hand_over(row, length // self._page_tokens)
@@ -243,7 +236,6 @@ class PrefixSharing:
             self.tree.unlock(self._locks.pop(row))
             self._units.let_go(row, self._charged[:, row])
             self._charged[:, row] = 0
-            del self._tokens[row]
             self._is_shared[row] = False
             self._known[row] = self._branches[row] = self._ends[row] = 0
             self._begins[:, row] = 0
@@ -269,8 +261,15 @@ class PrefixSharing:
 
     # ── helpers ──
 
-    def _shared(self, rows: IntArray) -> npt.NDArray[np.bool_]:
-        return self._is_shared[rows]
+    def _due(self, rows: IntArray, lengths: IntArray) -> list[tuple[int, int]]:
+        """Rows that have something to hand over, with their lengths; behind most steps none."""
+        if self._has_state and self._grid is not None:
+            is_due = lengths % self._grid == 0
+        else:
+            is_due = lengths <= self._requests.prompts[rows]
+            if self._has_state:
+                is_due &= lengths % self._page_tokens == 0
+        return list(zip(rows[is_due].tolist(), lengths[is_due].tolist(), strict=True))
 
     def _let_go(self, rows: IntArray) -> None:
         """Need no window unit of the tree that no token of the rows, nor a hit on their latest checkpoints, reads any more."""
@@ -307,15 +306,18 @@ class PrefixSharing:
             self._chain.free_state_slots(slots)
 
     def _hand_over(self, row: int, end: int, state: int = _NO_STATE) -> bool:
-        """Give the tree the row's pages up to `end`, and its state there; whether it took the state."""
+        """Give the tree the row's pages up to `end`, and its state there; whether it took the state.
+
+        Nothing where there is nothing new, or the scheduler has not said which tokens they hold.
+        """
         first = int(self._ends[row])
-        if end < first or (end == first and state == _NO_STATE):
+        if end < first or (end == first and state == _NO_STATE) or end * self._page_tokens > self._known[row]:
             return False
         kept = self._units.first_kept_pages(np.array([row]), self._window_places)[:, 0].tolist()
         page_tokens = self._page_tokens
         inserted = self.tree.insert(
             self._locks[row],
-            self._tokens[row][first * page_tokens : end * page_tokens],
+            self._tokens[row, first * page_tokens : end * page_tokens],
             self._requests.pages[row, first:end].astype(np.int64),
             held_from=[self._units.first_held(place, row) for place in self._window_places],
             needed_from=kept,

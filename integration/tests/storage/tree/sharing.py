@@ -44,6 +44,7 @@ def shared_storage(
     *,
     overlap: bool,
     eviction_policy: EvictionPolicy | None = None,
+    policy: ServingPolicy | None = None,
 ) -> KVStorage:
     """A storage of few bytes that keeps states in one of the ways."""
     layout = lay_out(plan, arena_bytes)
@@ -56,7 +57,7 @@ def shared_storage(
         max_running_requests=ROWS,
         max_context_tokens=CONTEXT,
         chunk_tokens=CHUNK,
-        policy=ServingPolicy(strategy=strategy, overlap=overlap),
+        policy=policy or ServingPolicy(strategy=strategy, overlap=overlap),
         concurrency=1,
     )
     device = CPUDevice(KVArena.allocate(layout.arena_bytes))

@@ -8,8 +8,8 @@ import pytest
 
 from kvtide.device import IntArray
 from kvtide.plan import FullLifetime, WindowLifetime
-from kvtide.sizing import CheckpointStrategy
-from kvtide.storage import AdmissionRefusal, KVStorage, PreparedStep
+from kvtide.sizing import CheckpointStrategy, ServingPolicy
+from kvtide.storage import AdmissionRefusal, KVStorage, PreparedStep, StorageError
 
 from .served import PAGE, plan_of
 from .sharing import CHUNK, SharingWorld, shared_storage
@@ -170,3 +170,79 @@ def test_a_request_that_was_retracted_finds_what_it_had_computed() -> None:
     assert storage.requests.cached_tokens[row] == 16
     storage.release([row])
     storage.verify_idle()
+
+
+@pytest.mark.requirement("K8")
+def test_what_the_storage_was_not_told_is_not_handed_over() -> None:
+    """A scheduler that keeps its tokens to itself shares prompts, and nothing behind them is taken for something else."""
+    storage = shared_storage(STATEFUL, 1 << 14, CheckpointStrategy.EXTRA_BUFFER, overlap=False)
+    row = admitted(storage, list(range(8)), 10)
+    advanced(storage, recorded(storage, row, 8))
+    for _ in range(8):
+        step = recorded(storage, row, 1)
+        storage.forward_processed(step)
+        storage.advance(step)
+    assert slots(storage) == (2, 1)
+    storage.release([row])
+    row = admitted(storage, [*range(8), *[0] * 8, 1], 1)
+    assert storage.requests.cached_tokens[row] == 8
+    storage.release([row])
+    storage.verify_idle()
+
+
+@pytest.mark.requirement("K8", "S5")
+def test_a_stage_without_states_restores_what_the_others_can() -> None:
+    """Its own memory would do for a hit at any page; the states that another stage holds lie on the grid."""
+    plan = plan_of(FullLifetime(), WindowLifetime(5))
+    policy = ServingPolicy(strategy=CheckpointStrategy.EXTRA_BUFFER, checkpoint_interval=GRID)
+    storage = shared_storage(plan, 1 << 14, policy.strategy, overlap=False, policy=policy)
+    row = admitted(storage, list(range(14)), 1)
+    while count := storage.chunk_tokens(row, CHUNK):
+        advanced(storage, recorded(storage, row, count))
+    storage.release([row])
+    row = admitted(storage, list(range(11)), 1)
+    assert storage.requests.cached_tokens[row] == 8
+    storage.release([row])
+    storage.verify_idle()
+
+
+def test_prompts_that_do_not_go_together_are_refused() -> None:
+    """Before anything is locked."""
+    storage = shared_storage(STATEFUL, 1 << 14, CheckpointStrategy.EXTRA_BUFFER, overlap=False)
+    with pytest.raises(StorageError, match=r"prompts of \[3\] tokens as \[4\]"):
+        storage.admit([4], [1], prompts=[[1, 2, 3]])
+    with pytest.raises(StorageError, match="1 prompts by 2 extra keys"):
+        storage.admit([3], [1], prompts=[[1, 2, 3]], extra_keys=["a", "b"])
+    with pytest.raises(StorageError, match="without the prompts' tokens"):
+        storage.admit([3], [1], extra_keys=["a"])
+    rows = storage.admit([3], [1])
+    assert not isinstance(rows, AdmissionRefusal)
+    assert not storage.requests.cached_tokens[rows].any()
+    storage.release(rows)
+    storage.verify_idle()
+
+
+@pytest.mark.requirement("K8", "K9")
+def test_a_state_never_stands_for_the_checkpoint_before_it_that_was_forgone() -> None:
+    """The later state is on its way when the earlier forward is advanced over: it must wait for its own."""
+    storage = shared_storage(STATEFUL, 1 << 14, CheckpointStrategy.EXTRA_BUFFER_LAZY, overlap=True)
+    prompt = list(range(32))
+    row = admitted(storage, prompt, 1)
+    take = storage._takes.try_slots
+    storage._takes.try_slots = lambda _: None  # type: ignore[method-assign]  # what fixed units would do
+    advanced(storage, recorded(storage, row, 8))
+    forgone = recorded(storage, row, 8)
+    storage._takes.try_slots = take  # type: ignore[method-assign]
+    later = recorded(storage, row, 8)
+    advanced(storage, forgone)
+    assert slots(storage) == (3, 1)
+    advanced(storage, later)
+    assert slots(storage) == (2, 2)
+    storage.release([row])
+    for length, cached in ((17, 8), (25, 24)):
+        row = admitted(storage, prompt[:length], 1)
+        assert storage.requests.cached_tokens[row] == cached
+        storage.release([row])
+    sharing = storage.statistics().sharing
+    assert sharing is not None
+    assert sharing.stalled_checkpoints == {"no replacement slot": 1, "no tracking slot": 1}

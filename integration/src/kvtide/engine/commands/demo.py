@@ -29,6 +29,7 @@ from kvtide.engine.broken_rules import Rule
 from kvtide.engine.demo import Continuation, DemoRun, DemoSettings, Loop, demo_runs
 from kvtide.engine.models import MODELS
 from kvtide.engine.static_split import Held
+from kvtide.sizing import CheckpointStrategy, SizingError
 from kvtide.storage import StorageError, StorageSettings
 
 DEFAULT_PAGE_SIZES = (1, 16)
@@ -69,6 +70,14 @@ SHOWN_TEXTS = 4
     help="Launch forwards ahead, or one at a time.",
 )
 @click.option(
+    "--strategy",
+    "strategy_name",
+    type=click.Choice([strategy.value for strategy in CheckpointStrategy]),
+    default=CheckpointStrategy.EXTRA_BUFFER.value,
+    show_default=True,
+    help="How prompts that begin alike share memory; none: not at all.",
+)
+@click.option(
     "--break",
     "rule_name",
     type=click.Choice([rule.value for rule in Rule]),
@@ -91,13 +100,19 @@ def command(
     page_sizes: Sequence[int],
     seed: int,
     loop_name: str,
+    strategy_name: str,
     rule_name: str | None,
     folder: Path,
     as_json: bool,
 ) -> None:
     """Serve real hybrid models from one arena and check every token and logit."""
     _quiet_libraries()
-    settings = _settings(seed, Loop(loop_name), None if rule_name is None else Rule(rule_name))
+    settings = _settings(
+        seed,
+        Loop(loop_name),
+        CheckpointStrategy(strategy_name),
+        None if rule_name is None else Rule(rule_name),
+    )
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -134,7 +149,7 @@ def command(
         context.exit(1)
 
 
-def _settings(seed: int, loop: Loop, rule: Rule | None) -> DemoSettings:
+def _settings(seed: int, loop: Loop, strategy: CheckpointStrategy, rule: Rule | None) -> DemoSettings:
     if rule is not None and loop is Loop.PLAIN:
         raise click.UsageError(
             f"--break {rule.value} needs the overlap loop: one forward at a time breaks nothing"
@@ -143,7 +158,12 @@ def _settings(seed: int, loop: Loop, rule: Rule | None) -> DemoSettings:
         level = StorageSettings.from_environment(os.environ).check_level
     except StorageError as error:
         raise click.UsageError(str(error)) from error
-    return DemoSettings(seed=seed, loop=loop, broken=rule, check_level=level)
+    settings = DemoSettings(seed=seed, loop=loop, strategy=strategy, broken=rule, check_level=level)
+    try:
+        settings.policy  # noqa: B018  (asked for its error)
+    except SizingError as error:
+        raise click.UsageError(f"--strategy {strategy.value} --loop {loop.value}: {error}") from error
+    return settings
 
 
 def _quiet_libraries() -> None:
@@ -177,7 +197,7 @@ def _table(runs: Sequence[DemoRun]) -> Table:
     )
     for heading in ("model", "bands"):
         table.add_column(heading, no_wrap=True)
-    for heading in ("page", "tokens", "moved", "held", "static"):
+    for heading in ("page", "tokens", "moved", "hits", "held", "static"):
         table.add_column(heading, justify="right")
     table.add_column("checked")
     for (model, page_tokens), group in itertools.groupby(
@@ -191,6 +211,7 @@ def _table(runs: Sequence[DemoRun]) -> Table:
             str(page_tokens),
             str(first.token_count),
             str(first.moved_units),
+            _hits_text(first),
             str(first.held.most),
             _static_text(first.held_static),
             _verdict(next((run for run in hooks if not run.is_right), first)),
@@ -198,11 +219,15 @@ def _table(runs: Sequence[DemoRun]) -> Table:
     return table
 
 
+def _hits_text(run: DemoRun) -> str:
+    return "–" if run.sharing is None else str(run.sharing.hit_tokens)
+
+
 def _static_text(held: Held) -> str:
     return str(held.most) if not held.never_fit else f"{held.most} ({held.never_fit} never fit)"
 
 
-_TABLE_NOTES = """moved: pages and state slots. held: most of the {requests} requests in the arena at once; static: the same
+_TABLE_NOTES = """moved: pages and state slots. hits: prompt tokens restored from what others had computed, in every kind of memory. held: most of the {requests} requests in the arena at once; static: the same
 where each band has fixed bytes, in proportion to the average request. checked: each token with
 the model's own generate() for that request alone, each logit bit for bit with plain tensors; for every hook that
 the model has (attention over gathered tokens, attention over whole pages), which served the same tokens.
@@ -269,6 +294,9 @@ def _document(run: DemoRun) -> Mapping[str, Any]:
         "steps_static": run.held_static.steps,
         "equal": run.check.is_equal,
         "unordered": len(run.races),
+        "prompt_tokens_known": run.sharing.matched_tokens if run.sharing is not None else 0,
+        "prompt_tokens_hit": run.sharing.hit_tokens if run.sharing is not None else 0,
+        "units_evicted": dict(run.sharing.evicted_units) if run.sharing is not None else {},
         "differences": [str(each) for each in (run.check.logits, *run.check.tokens) if each is not None],
         "wrong_texts": [attrs.asdict(text) for text in _wrong(run)],
         "picture": str(run.picture.resolve()),

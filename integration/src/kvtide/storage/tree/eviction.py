@@ -85,6 +85,7 @@ class Evictor:
 
     def _carried_out(self, victims: list[Victim]) -> dict[str, IntArray]:
         freed: list[list[IntArray]] = [[] for _ in self._names]
+        states: list[int] = []
         for victim in victims:
             self.policy.evicted(victim.rank)
             node = victim.node
@@ -95,13 +96,15 @@ class Evictor:
                 if victim.unit_count < len(node.pages):
                     self.queue.add_all(split(node, len(node.pages) - victim.unit_count, self._shape))
                     self.node_count += 1
-                self._remove(node, freed)
+                self._remove(node, freed, states)
             elif victim.slot == self._state_slot:
-                self._let_go_of_state(node, freed)
+                self._let_go_of_state(node, states)
             else:
                 self._let_go(
                     node, victim.slot, node.spans[victim.slot - 1].evictable()[: victim.unit_count], freed
                 )
+        if states:
+            freed[self._state_slot].append(np.array(states, np.int64))
         order = (*range(1, len(self._names)), FULL_SLOT)
         return {
             name: np.concatenate(freed[slot])
@@ -109,7 +112,7 @@ class Evictor:
             if (name := self._names[slot]) is not None and freed[slot]
         }
 
-    def _remove(self, node: Node, freed: list[list[IntArray]]) -> None:
+    def _remove(self, node: Node, freed: list[list[IntArray]], states: list[int]) -> None:
         """Take a leaf that nobody needs out of the tree, with all it holds."""
         parent = node.parent
         assert parent is not None, "a root stays"
@@ -117,7 +120,7 @@ class Evictor:
             if span.bound_count:
                 self._let_go(node, slot, np.flatnonzero(span.bound), freed)
         if node.state != NO_STATE:
-            self._let_go_of_state(node, freed)
+            self._let_go_of_state(node, states)
         freed[FULL_SLOT].append(node.pages)
         self._take_out(node, parent)
         self.prune(parent)
@@ -146,8 +149,8 @@ class Evictor:
         node.is_alive = False
         self.node_count -= 1
 
-    def _let_go_of_state(self, node: Node, freed: list[list[IntArray]]) -> None:
-        freed[self._state_slot].append(np.array([node.state], np.int64))
+    def _let_go_of_state(self, node: Node, states: list[int]) -> None:
+        states.append(node.state)
         node.state = NO_STATE
         self._books.held[self._state_slot] -= 1
 

@@ -102,9 +102,15 @@ class _SlotWorth(NamedTuple):
 
     @property
     def freed_bytes(self) -> int:
-        if self.slot == FULL_SLOT:
-            return sum(count * size for count, size in zip(self._unit_counts(), self.unit_bytes, strict=True))
-        return self.unit_bytes[self.slot] * self._unit_counts()[self.slot]
+        node, sizes, slot = self.node, self.unit_bytes, self.slot
+        if slot > len(node.spans):
+            return sizes[slot]
+        if slot != FULL_SLOT:
+            return node.spans[slot - 1].bound_count * sizes[slot]
+        freed = len(node.pages) * sizes[FULL_SLOT] + (sizes[-1] if node.state != NO_STATE else 0)
+        for place, span in enumerate(node.spans, 1):
+            freed += span.bound_count * sizes[place]
+        return freed
 
     @property
     def computed_tokens(self) -> int:
@@ -119,7 +125,3 @@ class _SlotWorth(NamedTuple):
         while above is not None and above.state == NO_STATE:
             above = above.parent
         return (node.end - (0 if above is None else above.end)) * page_tokens
-
-    def _unit_counts(self) -> list[int]:
-        node = self.node
-        return [len(node.pages), *(span.bound_count for span in node.spans), int(node.state != NO_STATE)]
