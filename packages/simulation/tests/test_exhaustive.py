@@ -126,6 +126,26 @@ def test_states_that_differ_in_what_may_follow_are_two(one: list[Action], other:
     assert after("two-bands", *one).digest() != after("two-bands", *other).digest()
 
 
+@pytest.mark.requirement("X4", "C13")
+def test_each_part_of_the_form_tells_states_apart_that_no_other_does() -> None:
+    """Else a part could be lost unnoticed, and states with different futures be taken for one."""
+    # A page that pends under a forward that has retired, and a hole: nothing is unordered any more.
+    pends = after("two-bands", ("take", 2), ("launch", 0), ("stand behind",), ("free", 1, 5))
+    is_hole = after("two-bands", ("take", 2), ("free", 1, 5), ("launch", 0), ("stand behind",))
+    assert pends.form()[1:] == is_hole.form()[1:] == ((), (None, None, None))
+    assert pends.chain.books() != is_hole.chain.books()
+    # A page that a forward reads, and one that was taken after its launch: the allocator is told the same.
+    is_read = after("two-bands", ("take", 3), ("take", 0), ("launch", 0))
+    is_new = after("two-bands", ("take", 3), ("launch", 0), ("take", 0))
+    assert is_read.form()[::2] == is_new.form()[::2]
+    assert is_read.form()[1] != is_new.form()[1]
+    # A fixed page: nobody touches it, and the shadow knows as well as the allocator.
+    is_free, is_fixed = after("two-bands", ("take", 0)), after("two-bands", ("take", 0), ("fix", 1, 5))
+    assert is_free.form()[1] == is_fixed.form()[1]
+    assert is_free.chain.books() != is_fixed.chain.books()
+    assert is_free.form()[2] != is_fixed.form()[2]
+
+
 @pytest.mark.requirement("C13")
 def test_a_clone_goes_its_own_way() -> None:
     """Whatever is done to a clone, its origin's form stays, use by use."""
