@@ -22,7 +22,7 @@ from kvtide.plan import (
     WindowLifetime,
     plan_kv_storage,
 )
-from kvtide.sizing import CheckpointStrategy, ServingPolicy
+from kvtide.sizing import ServingPolicy
 from kvtide.storage import (
     AdmissionRefusal,
     ForwardIds,
@@ -236,18 +236,10 @@ def test_what_is_admitted_for_overlap_is_served_with_two_forwards_in_flight() ->
 
 
 @pytest.mark.requirement("K1", "S5")
-@pytest.mark.parametrize(
-    ("policy", "text"),
-    [
-        (ServingPolicy(strategy=CheckpointStrategy.NO_BUFFER), "checkpoints of strategy 'no_buffer'"),
-        (ServingPolicy(draft_tokens=3), "3 draft tokens a step"),
-    ],
-)
-def test_a_policy_that_the_storage_does_not_serve_is_refused(policy: ServingPolicy, text: str) -> None:
+def test_a_policy_that_the_storage_does_not_serve_is_refused() -> None:
     """Requests would be priced for a life that they do not lead."""
-    with pytest.raises(StorageError) as caught:
-        build(policy)
-    assert text in str(caught.value)
+    with pytest.raises(StorageError, match="3 draft tokens a step"):
+        build(ServingPolicy(draft_tokens=3))
 
 
 @pytest.mark.requirement("K4")

@@ -23,12 +23,14 @@ import numpy.typing as npt
 from kvtide.chain import ChainAllocator
 from kvtide.device import IntArray
 from kvtide.sizing import CheckpointStrategy, SizedPlan
+from kvtide.storage.errors import StorageError
 from kvtide.storage.evicting_takes import EvictingTakes
 from kvtide.storage.requests import RequestTable
 from kvtide.storage.row_units import RowUnits
 from kvtide.storage.statistics import SharingStatistics
 from kvtide.storage.tracking_slots import NO_TRACKING_SLOT, TrackingSlots
 from kvtide.storage.tree import EvictionPolicy, Inserted, PrefixTree, TreeLock, TreeShape
+from kvtide.storage.whole_numbers import whole_numbers
 
 _NO_STATE = -1
 
@@ -169,13 +171,14 @@ class PrefixSharing:
             )
 
     def chunk_end(self, row: int, start: int, end: int) -> int:
-        """Where a chunk that may reach from `start` to `end`, not past the prompt, is to end, so that its state serves others.
+        """Where a chunk that may reach from `start` to `end`, not past the prompt, is to end, so that its windows and state serve others.
 
-        On the last point of the grid before `end`; before that where the prompt parts from what the tree knows, if no hit reached there.
+        On the last point of the grid before `end`; before that where the prompt parts from what the tree knows, if no hit reached there:
+        behind it windows would retire, and the state advance, past what both prompts have.
         """
         grid = self._page_tokens if self._grid is None else self._grid
         branch = int(self._branches[row]) // grid * grid
-        if self._has_state and start < branch < end:
+        if start < branch < end:
             return branch
         last = end // grid * grid
         return last if (self._has_state or self._grid is not None) and last > start else end
@@ -373,3 +376,23 @@ class PrefixSharing:
                 self._chain.free_state_slots(virtual)
             else:
                 self._chain.free_pages(name, virtual)
+
+
+def checked_prompts(
+    lengths: IntArray,
+    prompts: Sequence[npt.ArrayLike] | None,
+    extra_keys: Sequence[Hashable] | None,
+) -> list[IntArray] | None:
+    """The prompts as arrays, `None` where they are not given; raises `StorageError` for what does not go together."""
+    if prompts is None:
+        if extra_keys is not None:
+            raise StorageError("cannot admit by extra keys without the prompts' tokens")
+        return None
+    tokens = [whole_numbers("prompts", prompt) for prompt in prompts]
+    if [len(prompt) for prompt in tokens] != lengths.tolist():
+        raise StorageError(
+            f"cannot admit prompts of {[len(prompt) for prompt in tokens]} tokens as {lengths.tolist()}"
+        )
+    if extra_keys is not None and len(extra_keys) != len(tokens):
+        raise StorageError(f"cannot admit {len(tokens)} prompts by {len(extra_keys)} extra keys")
+    return tokens

@@ -50,7 +50,7 @@ from kvtide.storage.forward_ids import IdTranslator, UnresolvedIds
 from kvtide.storage.idle_checks import verify_mirrors, verify_units
 from kvtide.storage.overcommit import Overcommit
 from kvtide.storage.prefix_cache import PrefixCache
-from kvtide.storage.prefix_sharing import PrefixSharing, SharingObserver
+from kvtide.storage.prefix_sharing import PrefixSharing, SharingObserver, checked_prompts
 from kvtide.storage.read_ends import SharedReadEnds
 from kvtide.storage.refusals import AdmissionRefusal, PromiseRefusal
 from kvtide.storage.requests import RequestTable, spread
@@ -189,7 +189,7 @@ class KVStorage:
         if lengths.shape != outputs.shape:
             raise StorageError(f"cannot admit {len(lengths)} prompts with {len(outputs)} outputs")
         self._steps.check_pages_may_change("an admission")
-        tokens = self._checked_prompts(lengths, prompts, extra_keys)
+        tokens = checked_prompts(lengths, prompts, extra_keys)
         if self._sharing is None or tokens is None:
             promise = self._admission.offer(
                 lengths.tolist(), outputs.tolist(), whole=whole, cached=[0] * len(lengths)
@@ -248,25 +248,6 @@ class KVStorage:
         self._admission.promise(rows, promise)
         self._units.begin(rows, slots_each)
         return rows, slots
-
-    def _checked_prompts(
-        self,
-        lengths: IntArray,
-        prompts: Sequence[npt.ArrayLike] | None,
-        extra_keys: Sequence[Hashable] | None,
-    ) -> list[IntArray] | None:
-        if prompts is None:
-            if extra_keys is not None:
-                raise StorageError("cannot admit by extra keys without the prompts' tokens")
-            return None
-        tokens = [whole_numbers("prompts", prompt) for prompt in prompts]
-        if [len(prompt) for prompt in tokens] != lengths.tolist():
-            raise StorageError(
-                f"cannot admit prompts of {[len(prompt) for prompt in tokens]} tokens as {lengths.tolist()}"
-            )
-        if extra_keys is not None and len(extra_keys) != len(tokens):
-            raise StorageError(f"cannot admit {len(tokens)} prompts by {len(extra_keys)} extra keys")
-        return tokens
 
     def chunk_tokens(self, row: int, most: int) -> int:
         """How many tokens of its prompt a row is to have in its next chunk, at most `most` and its chunk limit; 0 behind the prompt.

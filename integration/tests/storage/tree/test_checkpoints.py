@@ -93,6 +93,24 @@ def test_chunks_are_cut_where_a_checkpoint_serves_most() -> None:
     assert with_longer_chunks.chunk_tokens(row, CHUNK) == 4, "the state at six is of another suffix"
 
 
+@pytest.mark.requirement("K7", "K8")
+def test_a_window_that_was_retired_past_a_shared_prefix_is_kept_where_the_next_prompt_parts() -> None:
+    """Long chunks retire windows at once to their ends: of a system prompt nothing would ever be hit, though all of its pages are there."""
+    plan = plan_of(FullLifetime(), WindowLifetime(5))
+    storage = shared_storage(plan, 1 << 14, CheckpointStrategy.NO_BUFFER, overlap=False)
+    cached, chunks = [], []
+    for own in range(3):
+        row = admitted(storage, [*range(6), *[100 + own] * 7], 1)
+        cached.append(int(storage.requests.cached_tokens[row]))
+        chunks.append(storage.chunk_tokens(row, CHUNK))
+        while count := storage.chunk_tokens(row, CHUNK):
+            advanced(storage, recorded(storage, row, count))
+        storage.release([row])
+    assert cached == [0, 0, 6]
+    assert chunks == [8, 6, 7]
+    storage.verify_idle()
+
+
 @pytest.mark.requirement("K9")
 @pytest.mark.parametrize("state_slots_needed", ["by requests", "by the tree"])
 def test_a_chunk_that_meets_the_grid_finds_a_slot_though_all_are_taken(state_slots_needed: str) -> None:

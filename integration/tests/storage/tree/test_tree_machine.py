@@ -131,6 +131,7 @@ class TreeMachine(RuleBasedStateMachine):
         self.evict_all()
         assert not any(self.service.tree.held_units().values())
         assert self.service.tree.statistics().nodes == 0
+        assert not self.service.tree._roots
         self.chain_agrees(self.service.tree.held_units())
         assert not self.kept
 

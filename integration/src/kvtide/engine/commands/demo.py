@@ -192,9 +192,7 @@ def _line(run: DemoRun) -> str:
 
 def _table(runs: Sequence[DemoRun]) -> Table:
     """A row for each model and page size; its hooks move the same pages, and must all be equal."""
-    table = Table(
-        title="Served from one arena", box=rich.box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
-    )
+    table = Table(title="Served from one arena", box=rich.box.SIMPLE_HEAD, pad_edge=False, padding=0)
     for heading in ("model", "bands"):
         table.add_column(heading, no_wrap=True)
     for heading in ("page", "tokens", "moved", "hits", "held", "static"):

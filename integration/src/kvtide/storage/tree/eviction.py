@@ -39,6 +39,8 @@ class Evictor:
         """What could go."""
         self.node_count = 0
         """Nodes of the tree but roots; the tree counts those that come, this those that go."""
+        self.bare_roots: list[Node] = []
+        """Roots whose last child has gone; the tree forgets them."""
 
     def evict(self, is_enough: Enough) -> dict[str, IntArray] | None:
         """As `PrefixTree.evict`."""
@@ -148,6 +150,8 @@ class Evictor:
         self._books.held[FULL_SLOT] -= len(node.pages)
         node.is_alive = False
         self.node_count -= 1
+        if parent.is_root and not parent.children:
+            self.bare_roots.append(parent)
 
     def _let_go_of_state(self, node: Node, states: list[int]) -> None:
         states.append(node.state)

@@ -215,7 +215,8 @@ class PrefixTree:
         for node in self._locks.close(lock):
             self._evictor.queue.add_all(node)
         self._evictor.prune(lock.node)
-        self._forget_empty(lock.root)
+        self._evictor.bare_roots.append(lock.root)
+        self._forget_bare_roots()
 
     # ── room ──
 
@@ -230,8 +231,7 @@ class PrefixTree:
             self._epoch += 1
             for name, units in freed.items():
                 self._evicted[name] += len(units)
-            for root in list(self._roots.values()):
-                self._forget_empty(root)
+            self._forget_bare_roots()
         return freed
 
     def evictable_units(self) -> dict[str, int]:
@@ -320,6 +320,9 @@ class PrefixTree:
         if not lock.is_open:
             raise StorageError("cannot use a lock that is over: its request was unlocked before")
 
-    def _forget_empty(self, root: Node) -> None:
-        if not root.children and not root.locks and root in self._keys:
-            del self._roots[self._keys.pop(root)]
+    def _forget_bare_roots(self) -> None:
+        """Of extra keys of which nothing is held or needed any more."""
+        for root in self._evictor.bare_roots:
+            if not root.children and not root.locks and root in self._keys:
+                del self._roots[self._keys.pop(root)]
+        self._evictor.bare_roots.clear()
