@@ -214,8 +214,7 @@ def test_triton_computes_what_the_formula_says_and_loads_nothing_else(case: Case
 
 
 @pytest.mark.requirement("A6")
-@pytest.mark.parametrize("dtype", TYPES, ids=str)
-@pytest.mark.parametrize("query_tokens", [1, 20])
+@pytest.mark.parametrize(("dtype", "query_tokens"), [(torch.float32, 20), *((each, 1) for each in TYPES)])
 @pytest.mark.parametrize("reach", [EVERYTHING, Reach(window_tokens=100)], ids=["full", "window"])
 def test_triton_and_torch_agree_where_keys_are_cut_into_shares(
     dtype: torch.dtype, query_tokens: int, reach: Reach, monkeypatch: pytest.MonkeyPatch
