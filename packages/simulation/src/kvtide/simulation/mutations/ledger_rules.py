@@ -236,11 +236,12 @@ def ledger_rules() -> Iterator[Mutation]:
     )
     yield Mutation(
         id="vacated.return",
-        rule="vacated units return when their forward has retired, and not before",
+        rule="vacated units return, and are read no longer, when their forward has retired, and not before",
         rows=("C7", "L6"),
         plant=all_of(
             around(f"{_VACATED}.take_retired", _returned_early),
             around(f"{_VACATED}.unretired", _read_no_longer),
+            around(f"{_VACATED}.pass_on_readers", _read_no_longer),
         ),
     )
     yield Mutation(
