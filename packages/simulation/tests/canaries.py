@@ -243,9 +243,7 @@ def errors_are_swallowed(patch: Patch) -> None:
 
 CANARIES: Mapping[str, Canary] = {
     "units are handed out as they are": Canary("cross_dtype_bytes", without(ModelledDevice, "zero_units")),
-    "a debt is not paid": Canary(
-        "cross_dtype_bytes", without(ChainAllocator, "pay_zero_debt"), seeds=60
-    ),
+    "a debt is not paid": Canary("cross_dtype_bytes", without(ChainAllocator, "pay_zero_debt"), seeds=60),
     "a debt outlives the free of its unit": Canary(
         "unexpected_error",
         lambda patch: patch.setattr("kvtide.chain.takes.ZeroDebts.forget", lambda *_: None),
@@ -270,7 +268,7 @@ CANARIES: Mapping[str, Canary] = {
         "unordered_overlap", without(FencedBytes, "add"), seeds=80
     ),
     "an abort does not wait for what was queued": Canary(
-        "unordered_overlap", without(scheduler, "wait_for_abandoned")
+        "unordered_overlap", without(scheduler, "wait_for_abandoned"), seeds=60
     ),
     "nothing is held back behind a read end": Canary(
         "unordered_overlap", without(scheduler, "hold_back_uploads")
