@@ -9,7 +9,7 @@ import pytest
 from kvtide.device import IntArray
 from kvtide.plan import FullLifetime, WindowLifetime
 from kvtide.sizing import CheckpointStrategy, ServingPolicy
-from kvtide.storage import AdmissionRefusal, KVStorage, PreparedStep, StorageError
+from kvtide.storage import AdmissionRefusal, KVStorage, PreparedStep, StorageError, TakeRefusal
 
 from .served import PAGE, plan_of
 from .sharing import CHUNK, SharingWorld, shared_storage
@@ -264,3 +264,34 @@ def test_a_state_never_stands_for_the_checkpoint_before_it_that_was_forgone() ->
     sharing = storage.statistics().sharing
     assert sharing is not None
     assert sharing.stalled_checkpoints == {"no replacement slot": 1, "no tracking slot": 1}
+
+
+@pytest.mark.requirement("K5", "K8")
+def test_a_hit_that_keeps_memory_from_its_own_request_is_passed_over() -> None:
+    """Its window's tail is needed beside the request's own windows. Before the request is turned away it is asked for without."""
+    plan = plan_of(FullLifetime(), WindowLifetime(13))
+    strategy = CheckpointStrategy.NO_BUFFER
+    storage = shared_storage(plan, arena_bytes(plan, strategy, overlap=False), strategy, overlap=False)
+    prompt, had = list(range(19)), list[tuple[int, int | None]]()
+    for own in range(90, 93):
+        row = admitted(storage, [*prompt, own], 20)
+        while count := storage.chunk_tokens(row, CHUNK):
+            advanced(storage, recorded(storage, row, count))
+        storage.release([row])
+    sharing = storage._sharing
+    assert sharing is not None
+    while not had or had[-1][1] is not None:
+        known = sharing.tree.match(prompt).hit_pages * PAGE
+        rows = storage.admit([20], [20], prompts=[[*prompt, 99]])
+        if isinstance(rows, AdmissionRefusal):
+            had.append((known, None))
+            break
+        had.append((known, int(storage.requests.cached_tokens[rows[0]])))
+        storage.release(rows)
+        # Somebody's: neither a row's nor the tree's.
+        if isinstance(storage.chain.take(pages=1), TakeRefusal):
+            sharing.evict_until(lambda units: units["full"] >= 1)
+            storage.chain.take(pages=1)
+    assert had[0] == (18, 18)
+    assert (18, 0) in had, "it was there, and was not worth it"
+    assert storage.statistics().admission.turned_away_requests == 1

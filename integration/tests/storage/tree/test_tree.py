@@ -287,3 +287,18 @@ def test_what_does_not_go_together_is_refused_with_nothing_changed() -> None:
     with pytest.raises(StorageError, match="unlocked before"):
         tree.unlock(lock)
     assert tree.evict(lambda units: units["full"] >= 1) is None
+
+
+@pytest.mark.requirement("P5", "P10")
+def test_a_node_has_the_plans_slots_in_their_order_with_what_a_hit_needs_of_each() -> None:
+    """Full, the primary window, the other windows, state; a window of small pages needs fewer tokens of them than whole pages hold."""
+    plan = PLANS["full, two windows of small pages, state"]
+    shape = TreeShape.of(plan)
+    assert shape.bands == tuple(slot.sub_pool for slot in plan.tree_slots)
+    assert [(window.name, window.ratio, window.retained_tokens) for window in shape.windows] == [
+        ("window-6", 2, 5),
+        ("window-3", 2, 2),
+    ]
+    assert [window.first_unit(6) for window in shape.windows] == [7, 10]
+    chunk = TreeShape.of(PLANS["full and chunks"]).windows[0]
+    assert [chunk.first_unit(pages) * PAGE for pages in range(10)] == [0, 0, 0, 0, 8, 8, 8, 8, 16, 16]
