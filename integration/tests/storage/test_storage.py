@@ -410,20 +410,22 @@ def test_lengths_that_are_no_lengths_are_refused(prompts: list[int], outputs: li
 
 
 @pytest.mark.requirement("K1", "A5")
-def test_an_abandoned_step_costs_nothing_and_its_pages_serve_the_next() -> None:
-    """A forward that could not be queued (out of memory, say) is tried again."""
+def test_an_abandoned_step_gives_back_what_it_took() -> None:
+    """A forward that could not be queued (out of memory, say) is tried again, and perhaps with fewer tokens."""
     storage, row = ready()
-    for _ in range(2):
-        step = storage.prepare_step([row], [7])
-        assert isinstance(step, PreparedStep)
-        storage.launch_forward(step)
-        storage.abandon(step)
-        assert storage.requests.prepared[row] == 0
-    held = storage.chain.statistics()
-    step = storage.prepare_step([row], [3])
-    assert isinstance(step, PreparedStep)
-    assert storage.chain.statistics() == held
-    storage.abandon(step)
+    before = storage.resident_now()
+    for tokens in (7, 3):
+        for is_launched in (False, True):
+            step = storage.prepare_step([row], [tokens])
+            assert isinstance(step, PreparedStep)
+            assert storage.resident_now() != before
+            if is_launched:
+                storage.launch_forward(step)
+            storage.abandon(step)
+            assert storage.resident_now() == before
+            assert storage.requests.prepared[row] == storage.requests.page_counts[row] == 0
+            assert not storage.requests.pages[row].any()
+            storage.verify_idle()
     storage.release([row])
     storage.verify_idle()
 

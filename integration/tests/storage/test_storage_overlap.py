@@ -22,13 +22,14 @@ from kvtide.plan import (
     WindowLifetime,
     plan_kv_storage,
 )
-from kvtide.sizing import CheckpointStrategy, ServingPolicy
+from kvtide.sizing import ServingPolicy
 from kvtide.storage import (
     AdmissionRefusal,
     ForwardIds,
     KVStorage,
     PreparedStep,
     SharedReadEnds,
+    StepState,
     StorageError,
     StorageSettings,
     build_kv_storage,
@@ -152,7 +153,9 @@ def test_a_launch_aborted_behind_a_running_forward_takes_back_its_tokens_alone()
 
 @pytest.mark.requirement("A5", "K1")
 @pytest.mark.parametrize("launched", [False, True])
-def test_pages_that_an_abandoned_step_was_to_fill_are_zeroed_after_all(launched: bool) -> None:
+def test_pages_that_an_abandoned_step_was_to_fill_owe_nothing_and_come_zeroed_to_the_next(
+    launched: bool,
+) -> None:
     """The next step may be shorter, and its kernels load them whole."""
     storage = build(writes_whole_pages=True)
     row = admitted(storage, 12, 6)
@@ -161,12 +164,48 @@ def test_pages_that_an_abandoned_step_was_to_fill_are_zeroed_after_all(launched:
     if launched:
         storage.launch_forward(step)
     storage.abandon(step)
+    assert storage.chain.statistics().owed_units == 0
+    shorter = prepared(storage, row, 5)
     for layer in (0, 1):
         view = storage.routed_cache.attention(layer)
         assert view is not None
-        pages = torch.from_numpy(storage.chain.live_units(view.band))
-        assert len(pages) == 4
-        assert all((plane[pages] == 0).all() for plane in view.planes.values())
+        pages = torch.from_numpy(
+            storage.chain.physical_units(view.band, storage.requests.pages[row, 2:3].astype(np.int64))
+        )
+        assert (pages > 0).all()
+        assert all((plane[pages] == 0).all() for plane in view.planes.values()), (
+            "the page that the step ends inside"
+        )
+    storage.abandon(shorter)
+
+
+@pytest.mark.requirement("K1", "K7")
+def test_of_two_open_steps_the_younger_is_abandoned_first_and_the_older_launched_first() -> None:
+    """Else a row would have a gap of tokens that nobody wrote, and its later tokens would attend over it."""
+    storage = build()
+    row, other = admitted(storage, 12, 6), admitted(storage, 4, 6)
+    older, younger = prepared(storage, row, 4), prepared(storage, row, 4)
+    before = storage.resident_now()
+    with pytest.raises(
+        StorageError, match=rf"abandon a step of rows \[{row}\]: a later one of theirs builds on it"
+    ):
+        storage.abandon(older)
+    with pytest.raises(
+        StorageError, match=rf"launch a step of rows \[{row}\]: an earlier one of theirs comes first"
+    ):
+        storage.launch_forward(younger)
+    assert storage.resident_now() == before
+    assert (older.state, younger.state) == (StepState.PREPARED, StepState.PREPARED)
+    beside = prepared(storage, other, 4)
+    storage.abandon(younger)
+    storage.abandon(older)
+    assert storage.requests.prepared[row] == storage.requests.page_counts[row] == 0
+    storage.launch_forward(beside)
+    storage.record_forward(beside)
+    done(storage, beside)
+    done(storage, in_flight(storage, row, 8))
+    assert storage.requests.lengths[row] == 8
+    storage.verify_idle()
 
 
 @pytest.mark.requirement("K2")
@@ -239,7 +278,6 @@ def test_what_is_admitted_for_overlap_is_served_with_two_forwards_in_flight() ->
 @pytest.mark.parametrize(
     ("policy", "text"),
     [
-        (ServingPolicy(strategy=CheckpointStrategy.NO_BUFFER), "checkpoints of strategy 'no_buffer'"),
         (ServingPolicy(draft_tokens=3), "3 draft tokens a step"),
     ],
 )

@@ -12,8 +12,19 @@ from hypothesis import strategies as st
 
 from kvtide.arena import SCRATCH_BYTES, gather_tokens
 from kvtide.ledger import InvariantError
-from kvtide.plan import SubPool
-from kvtide.sizing import CheckpointStrategy, ChunkReads, ServingPolicy, SizingError
+from kvtide.plan import (
+    ChunkLifetime,
+    DType,
+    FullLifetime,
+    KVLayerDecl,
+    KVPart,
+    Lifetime,
+    MHAGeometry,
+    SubPool,
+    WindowLifetime,
+    plan_kv_storage,
+)
+from kvtide.sizing import CheckpointStrategy, ChunkReads, ServingPolicy, SizingError, resident_demand
 from kvtide.storage import AdmissionRefusal, KVStorage, PreparedStep, StorageError, build_kv_storage
 
 from .test_storage import CHUNK_TOKENS, MODELS, ToyModel, plan_of, poison_free_bytes
@@ -212,6 +223,66 @@ def test_a_token_that_is_decoded_beside_a_chunk_is_in_pages() -> None:
         storage.advance(step)
     assert held_by_row == [[0, 0], [1, 0]]
     storage.verify_idle()
+
+
+@pytest.mark.requirement("S5", "K7")
+@pytest.mark.parametrize("page_tokens", [1, 2, 4])
+@pytest.mark.parametrize(
+    "lifetime", [WindowLifetime(1), WindowLifetime(2), WindowLifetime(5), ChunkLifetime(4), ChunkLifetime(12)]
+)
+@pytest.mark.parametrize("reads", ChunkReads)
+def test_what_a_row_holds_between_forwards_is_what_is_priced(
+    page_tokens: int, lifetime: Lifetime, reads: ChunkReads
+) -> None:
+    """The page that the next token goes into is held, also where a window of one token reads nothing that lies there: else a row
+    holds a page more than it was promised, or its next token is lost.
+    """
+    part = MHAGeometry(1, 2, 2, DType.FLOAT32)
+    plan = plan_kv_storage(
+        [KVLayerDecl(0, (KVPart(part, FullLifetime()),)), KVLayerDecl(1, (KVPart(part, lifetime),))],
+        page_tokens=page_tokens,
+    )
+    policy = ServingPolicy(chunk_reads=reads)
+    for first in range(1, 12):
+        storage = build_kv_storage(
+            plan,
+            budget_bytes=SCRATCH_BYTES + 9_000,
+            max_running_requests=2,
+            max_context_tokens=40,
+            chunk_tokens=11,
+            policy=policy,
+        )
+        rows = storage.admit([23], [1])
+        assert not isinstance(rows, AdmissionRefusal)
+        for count in (first, 11, 23 - 11 - first):
+            if count:
+                step = storage.prepare_step(rows, [count])
+                assert isinstance(step, PreparedStep)
+                storage.launch_forward(step)
+                storage.record_forward(step)
+                storage.forward_processed(step)
+                storage.advance(step)
+                written = int(storage.requests.lengths[rows[0]])
+                expected = resident_demand(plan, written_tokens=written, policy=policy).units
+                assert tuple(storage.resident_now().values()) == expected, f"behind {written} tokens"
+                storage.verify_idle()
+
+
+@pytest.mark.requirement("K7")
+def test_no_checkpoint_is_noted_where_a_forward_may_still_be_given_up() -> None:
+    """Abandoned, it would leave a floor where the row never was, and the true checkpoint before it could not be noted any more."""
+    storage = on_grid()
+    rows = storage.admit([16], [4])
+    assert not isinstance(rows, AdmissionRefusal)
+    row = int(rows[0])
+    run(storage, row, 4)
+    step = storage.prepare_step(rows, [8])
+    assert isinstance(step, PreparedStep)
+    with pytest.raises(StorageError, match=r"no further than recorded forwards reach, \[4\]"):
+        storage.checkpoints_taken(rows, [12])
+    storage.abandon(step)
+    run(storage, row, 4)
+    assert held(storage) == 2, "of [6, 8): the checkpoint at 8 was taken"
 
 
 @pytest.mark.requirement("K7")

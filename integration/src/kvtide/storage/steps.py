@@ -126,6 +126,30 @@ def check_step(
         )
 
 
+def check_launch(requests: RequestTable, step: PreparedStep) -> None:
+    """Raise `StorageError` unless the rows of a prepared step are still its requests', and what comes before it is recorded."""
+    gone = step.rows[~requests.is_same_request(step.rows, step.generations)]
+    if len(gone):
+        raise StorageError(
+            f"cannot launch a step of rows {step.rows.tolist()}: rows {gone.tolist()} were released since it was prepared; "
+            "abandon it and prepare the others anew"
+        )
+    early = step.rows[requests.recorded[step.rows] != step.starts]
+    if len(early):
+        raise StorageError(
+            f"cannot launch a step of rows {early.tolist()}: an earlier one of theirs comes first, and its tokens are not written"
+        )
+
+
+def check_abandon(requests: RequestTable, rows: IntArray, ends: IntArray) -> None:
+    """Raise `StorageError` unless a step that ends at `ends` is the youngest open one of each of `rows`."""
+    older = rows[requests.prepared[rows] != ends]
+    if len(older):
+        raise StorageError(
+            f"cannot abandon a step of rows {older.tolist()}: a later one of theirs builds on it, and is abandoned first"
+        )
+
+
 def check_turn(requests: RequestTable, rows: IntArray, starts: IntArray) -> None:
     """Raise `StorageError` unless a step that begins at `starts` is the oldest open one of each of `rows`."""
     early = rows[requests.lengths[rows] != starts]
@@ -147,12 +171,12 @@ def check_checkpoints(
         raise StorageError(f"cannot note checkpoints of {len(rows)} rows at {len(lengths)} lengths")
     is_wrong = (
         (lengths % grid_tokens != 0)
-        | (lengths > requests.prepared[rows])
+        | (lengths > requests.recorded[rows])
         | (lengths < requests.checkpoint_lengths[rows])
     )
     if is_wrong.any():
         raise StorageError(
             f"cannot note checkpoints of rows {rows[is_wrong].tolist()} at {lengths[is_wrong].tolist()} tokens: they lie on the "
-            f"grid of {grid_tokens} tokens, no further than {requests.prepared[rows[is_wrong]].tolist()} and no earlier than "
-            f"{requests.checkpoint_lengths[rows[is_wrong]].tolist()}"
+            f"grid of {grid_tokens} tokens, no further than recorded forwards reach, {requests.recorded[rows[is_wrong]].tolist()}, and "
+            f"no earlier than {requests.checkpoint_lengths[rows[is_wrong]].tolist()}"
         )

@@ -56,7 +56,15 @@ from kvtide.storage.requests import RequestTable, spread
 from kvtide.storage.row_state import RowResets, RowState
 from kvtide.storage.row_units import RowUnits
 from kvtide.storage.statistics import StorageStatistics
-from kvtide.storage.steps import PreparedStep, StepState, check_checkpoints, check_step, check_turn
+from kvtide.storage.steps import (
+    PreparedStep,
+    StepState,
+    check_abandon,
+    check_checkpoints,
+    check_launch,
+    check_step,
+    check_turn,
+)
 from kvtide.storage.supported import check_device, check_policy, check_supported
 from kvtide.storage.tree import EvictionPolicy
 from kvtide.storage.whole_numbers import whole_numbers
@@ -320,15 +328,10 @@ class KVStorage:
 
         The schedule stream uploads, behind the read ends of the forwards before, and the forward stream waits for it. The forward's
         first work on its stream is to `resolve` the ids. Until it is recorded, no page may be freed, taken or moved. Raises
-        `StorageError` if a row of the step was released meanwhile.
+        `StorageError` if a row of the step was released meanwhile, or has an earlier step that is not recorded.
         """
         step.check_state("launch", StepState.PREPARED)
-        gone = step.rows[~self.requests.is_same_request(step.rows, step.generations)]
-        if len(gone):
-            raise StorageError(
-                f"cannot launch a step of rows {step.rows.tolist()}: rows {gone.tolist()} were released since it was prepared; "
-                "abandon it and prepare the others anew"
-            )
+        check_launch(self.requests, step)
         step.launch = self._steps.forward_launched()
         step.state = StepState.LAUNCHED
         step.reset_rows = self._row_resets.take()
@@ -361,6 +364,7 @@ class KVStorage:
         self.chain.forward_recorded(recorded, self._units.writes_of_step(step))
         if step.taken is not None:
             self.chain.written(step.taken)
+        self.requests.recorded[step.rows] = step.starts + step.counts
         step.state = StepState.RECORDED
         read_end = None if read_ends is None else read_ends.end
         device.wait_event(device.schedule_stream, step.done_event if read_end is None else read_end)
@@ -386,12 +390,20 @@ class KVStorage:
         step.state = StepState.PROCESSED
 
     def abandon(self, step: PreparedStep) -> None:
-        """Give up a step that was not recorded: its tokens count as never prepared, its pages stay with their rows.
+        """Give up a step that was not recorded: its tokens count as never prepared, and its rows give back what it took.
 
-        Work that was queued for it may still run: the schedule stream waits for the forward stream as it is now, so nothing
-        moves or is zeroed under that work.
+        So a row holds pages for the tokens of its open steps and no others, whatever is tried and given up: what windows bind behind a
+        chunk depends on where it ends. Of several open steps of a row the youngest goes first. Work that was queued for the step may
+        still run: the schedule stream waits for the forward stream as it is now, so nothing moves or is zeroed under that work.
+
+        Raises `StorageError` for a step that a later one of its rows builds on.
         """
         step.check_state("abandon", StepState.PREPARED, StepState.LAUNCHED)
+        is_same = self.requests.is_same_request(step.rows, step.generations)
+        rows, starts = step.rows[is_same], step.starts[is_same]
+        check_abandon(self.requests, rows, starts + step.counts[is_same])
+        if step.launch is None:
+            self._steps.check_pages_may_change("an abandoned step")
         if step.launch is not None:
             device = self.device
             device.wait_event(device.schedule_stream, device.record_event(device.forward_stream))
@@ -400,11 +412,11 @@ class KVStorage:
             log.info("storage.launch_aborted", rows=step.rows.tolist())
         if step.reset_rows is not None:
             self._row_resets.mark(step.reset_rows)
+        self._units.give_back(rows, starts)
         if step.taken is not None:
             self.chain.pay_zero_debt(step.taken)
-        is_same = self.requests.is_same_request(step.rows, step.generations)
-        self.requests.prepared[step.rows[is_same]] = step.starts[is_same]
-        self.requests.open_steps[step.rows[is_same]] -= 1
+        self.requests.prepared[rows] = starts
+        self.requests.open_steps[rows] -= 1
         step.state = StepState.ABANDONED
 
     def checkpoints_taken(self, rows: npt.ArrayLike, lengths: npt.ArrayLike) -> None:
