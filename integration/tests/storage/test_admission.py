@@ -332,7 +332,7 @@ def test_a_row_that_holds_more_than_it_was_promised_is_found_at_idle() -> None:
     """A demand priced too low would sooner or later refuse somebody a take; here a window that nobody retired."""
     storage = tiny_storage(tiny_plan(window=2), units=16, chunk_tokens=2)
     row = int(rows_of(storage.admit([6], [1]))[0])
-    storage._units.retire = lambda rows: None  # type: ignore[method-assign]  # the fault
+    storage._units.retire = lambda segments: None  # type: ignore[method-assign]  # the fault
     for _ in range(3):
         step(storage, row, 2)
     with pytest.raises(InvariantError, match=r"storage\.held_within_promise"):

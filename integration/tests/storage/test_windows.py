@@ -25,7 +25,14 @@ from kvtide.plan import (
     plan_kv_storage,
 )
 from kvtide.sizing import CheckpointStrategy, ChunkReads, ServingPolicy, SizingError, resident_demand
-from kvtide.storage import AdmissionRefusal, KVStorage, PreparedStep, StorageError, build_kv_storage
+from kvtide.storage import (
+    AdmissionRefusal,
+    KVStorage,
+    PreparedStep,
+    StepState,
+    StorageError,
+    build_kv_storage,
+)
 
 from .test_storage import CHUNK_TOKENS, MODELS, ToyModel, plan_of, poison_free_bytes
 from .tiny import tiny_plan, tiny_storage
@@ -395,7 +402,7 @@ def test_a_segment_that_does_not_hold_what_it_gives_up_is_found_before_anything_
 
 
 @pytest.mark.requirement("L8")
-def test_a_window_that_retires_what_it_does_not_bind_is_found() -> None:
+def test_a_window_that_retires_what_it_does_not_bind_is_found_before_anything_changes() -> None:
     """In the middle of a request's life, where nothing else would notice."""
     storage = tiny_storage(tiny_plan(window=3), units=20)
     rows = storage.admit([4], [4])
@@ -407,8 +414,19 @@ def test_a_window_that_retires_what_it_does_not_bind_is_found() -> None:
         storage.record_forward(step)
         storage.forward_processed(step)
         if storage.requests.prepared[rows[0]] == 6:
+            before = (
+                storage.statistics(),
+                storage.requests.lengths.tolist(),
+                storage.requests.open_steps.tolist(),
+            )
             with pytest.raises(InvariantError, match=r"chain\.window_segment_bound"):
                 storage.advance(step)
+            assert step.state is StepState.PROCESSED
+            assert before == (
+                storage.statistics(),
+                storage.requests.lengths.tolist(),
+                storage.requests.open_steps.tolist(),
+            )
             return
         storage.advance(step)
         if lose:

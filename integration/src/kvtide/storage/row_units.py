@@ -164,14 +164,12 @@ class RowUnits:
 
     # ── giving up ──
 
-    def retire(self, rows: IntArray) -> None:
-        """Free the window pages that neither a token behind the rows' lengths reads nor a hit on their latest checkpoints.
+    def retired(self, rows: IntArray, lengths: IntArray, checkpoints: IntArray) -> Sequence[Segment]:
+        """The window pages that neither a token behind `lengths` reads nor a hit on the rows' latest `checkpoints`; `retire` frees them.
 
-        A forward in flight may still load them, so they pend until it is over.
+        Raises `InvariantError` for one that is not bound.
         """
-        at = self._requests.lengths[rows]
-        if self._grid is not None:
-            at = np.minimum(at, self._requests.checkpoint_lengths[rows])
+        at = lengths if self._grid is None else np.minimum(lengths, checkpoints)
         segments = []
         for place, pool in self._retiring:
             ends = self._first_kept(pool, at)
@@ -179,6 +177,10 @@ class RowUnits:
             if moves.any():
                 moving = rows[moves]
                 segments.append(self._segment(place, pool, moving, self._first[place, moving], ends[moves]))
+        return segments
+
+    def retire(self, segments: Sequence[Segment]) -> None:
+        """Free what `retired` found. A forward in flight may still load it, so it pends until that is over."""
         self._free(segments)
 
     def give_back(self, rows: IntArray, lengths: IntArray) -> None:

@@ -449,11 +449,14 @@ class KVStorage:
         is_same = self.requests.is_same_request(step.rows, step.generations)
         rows, starts = step.rows[is_same], step.starts[is_same]
         check_turn(self.requests, rows, starts)
-        self.requests.lengths[rows] = starts + step.counts[is_same]
-        self.requests.open_steps[rows] -= 1
+        lengths, checkpoints = starts + step.counts[is_same], self.requests.checkpoint_lengths[rows]
         if self._sharing is not None:
-            self._sharing.note_checkpoints(rows)
-        self._units.retire(rows)
+            checkpoints = self._sharing.latest_checkpoints(rows, lengths, checkpoints)
+        retired = self._units.retired(rows, lengths, checkpoints)
+        self.requests.lengths[rows] = lengths
+        self.requests.checkpoint_lengths[rows] = checkpoints
+        self.requests.open_steps[rows] -= 1
+        self._units.retire(retired)
         if self._sharing is not None:
             self._sharing.advance(rows, None if tokens is None else tokens[is_same])
         step.state = StepState.DONE
