@@ -325,6 +325,22 @@ def test_a_checkpoint_that_cannot_be_is_refused(wrong: int) -> None:
         plain.checkpoints_taken(rows, [4])  # type: ignore[arg-type]  # it was admitted
 
 
+@pytest.mark.requirement("K5", "K7", "L8")
+def test_a_checkpoint_that_nobody_notes_is_named_where_it_costs_a_take() -> None:
+    """Its windows are kept for it, further than priced. It is the likeliest reason that an admitted request finds no room."""
+    policy = ServingPolicy(strategy=CheckpointStrategy.EXTRA_BUFFER, checkpoint_interval=4)
+    storage = tiny_storage(tiny_plan(window=3), units=30, chunk_tokens=8, context_tokens=32, policy=policy)
+    rows = storage.admit([20], [1])
+    assert not isinstance(rows, AdmissionRefusal)
+
+    def runs_to_its_end() -> None:
+        for _ in range(5):
+            run(storage, int(rows[0]), 4, checkpoint=False)
+
+    with pytest.raises(InvariantError, match=r"storage\.admission_guarantee.*not noted \(checkpoints_taken"):
+        runs_to_its_end()
+
+
 @pytest.mark.requirement("K5", "K7", "S5")
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
