@@ -29,7 +29,6 @@ from kvtide.storage import (
     KVStorage,
     PreparedStep,
     SharedReadEnds,
-    StepState,
     StorageError,
     StorageSettings,
     build_kv_storage,
@@ -179,32 +178,34 @@ def test_pages_that_an_abandoned_step_was_to_fill_owe_nothing_and_come_zeroed_to
     storage.abandon(shorter)
 
 
-@pytest.mark.requirement("K1", "K7")
-def test_of_two_open_steps_the_younger_is_abandoned_first_and_the_older_launched_first() -> None:
-    """Else a row would have a gap of tokens that nobody wrote, and its later tokens would attend over it."""
-    storage = build()
+@pytest.mark.requirement("K1", "K7", "A5")
+@pytest.mark.parametrize("launched", [False, True])
+def test_a_step_is_prepared_once_the_one_before_is_recorded_or_abandoned(launched: bool) -> None:
+    """Else a row could have a gap of tokens that nobody wrote, its older step given up or launched later; and the older forward would
+    load pages that the younger has yet to fill.
+    """
+    storage = build(writes_whole_pages=True)
     row, other = admitted(storage, 12, 6), admitted(storage, 4, 6)
-    older, younger = prepared(storage, row, 4), prepared(storage, row, 4)
-    before = storage.resident_now()
+    first = prepared(storage, row, 4)
+    before = storage.statistics()
     with pytest.raises(
-        StorageError, match=rf"abandon a step of rows \[{row}\]: a later one of theirs builds on it"
+        StorageError, match=rf"rows \[{row}\]: the one before was neither recorded nor abandoned"
     ):
-        storage.abandon(older)
-    with pytest.raises(
-        StorageError, match=rf"launch a step of rows \[{row}\]: an earlier one of theirs comes first"
-    ):
-        storage.launch_forward(younger)
-    assert storage.resident_now() == before
-    assert (older.state, younger.state) == (StepState.PREPARED, StepState.PREPARED)
+        storage.prepare_step([row, other], [4, 4])
+    assert storage.statistics() == before
     beside = prepared(storage, other, 4)
-    storage.abandon(younger)
-    storage.abandon(older)
+    if launched:
+        storage.launch_forward(first)
+    storage.abandon(first)
     assert storage.requests.prepared[row] == storage.requests.page_counts[row] == 0
     storage.launch_forward(beside)
     storage.record_forward(beside)
     done(storage, beside)
+    first, second = in_flight(storage, row, 4), prepared(storage, row, 4)
+    done(storage, first)
+    storage.abandon(second)
     done(storage, in_flight(storage, row, 8))
-    assert storage.requests.lengths[row] == 8
+    assert storage.requests.lengths[row] == 12
     storage.verify_idle()
 
 

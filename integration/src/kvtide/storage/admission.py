@@ -252,9 +252,7 @@ class ChainPrefillBudget:
             limit = int(self._requests.chunk_limits[row])
             (demand,) = self._demands([prompt], [output], limit, [int(self._requests.cached_tokens[row])])
             promised[:, place], tokens[place] = demand.units, prompt + output - 1
-        held = self._units.counts[:, over]
-        more = np.maximum(promised - held, 0) - np.maximum(self._promised[:, over] - held, 0)
-        asked = more.sum(axis=1)
+        asked = (promised - self._promised[:, over]).sum(axis=1)
         if not self._has_room(asked):
             return self._refuse_share(over, asked)
         self._promised[:, over], self._tokens[over] = promised, tokens
@@ -268,7 +266,6 @@ class ChainPrefillBudget:
     def release(self, rows: IntArray) -> None:
         """End what rows were promised."""
         self._promised[:, rows] = 0
-        self._tokens[rows] = 0
 
     def verify(self, rows: IntArray) -> None:
         """Raise `InvariantError` unless promises are those of `rows`, those in use, none holds more, and all can be kept.

@@ -4,7 +4,8 @@
                       └───────────────────────────┴── abandon → ABANDONED
 
 A step knows its rows by generation: a row that was released and admitted anew is another request, which the step does not touch.
-With overlap a row has two steps at most: one recorded and not yet advanced over, and the next.
+With overlap a row has two steps at most: one recorded and not yet advanced over, and the next. So what a step builds on is
+written when it is launched, its forward sees no pages of a later one, and whatever is abandoned is a row's last.
 """
 
 from __future__ import annotations
@@ -96,6 +97,11 @@ def check_step(
             f"cannot prepare a step of rows {waiting.tolist()}: {forwards_in_flight} of their steps, the most that may be open, "
             "were neither advanced over nor abandoned"
         )
+    held = rows[requests.prepared[rows] != requests.recorded[rows]]
+    if len(held):
+        raise StorageError(
+            f"cannot prepare a step of rows {held.tolist()}: the one before was neither recorded nor abandoned, and this one builds on it"
+        )
     limits = requests.chunk_limits[rows]
     is_wrong = (counts <= 0) | (counts > limits)
     if is_wrong.any():
@@ -127,26 +133,12 @@ def check_step(
 
 
 def check_launch(requests: RequestTable, step: PreparedStep) -> None:
-    """Raise `StorageError` unless the rows of a prepared step are still its requests', and what comes before it is recorded."""
+    """Raise `StorageError` unless the rows of a prepared step are still its requests'."""
     gone = step.rows[~requests.is_same_request(step.rows, step.generations)]
     if len(gone):
         raise StorageError(
             f"cannot launch a step of rows {step.rows.tolist()}: rows {gone.tolist()} were released since it was prepared; "
             "abandon it and prepare the others anew"
-        )
-    early = step.rows[requests.recorded[step.rows] != step.starts]
-    if len(early):
-        raise StorageError(
-            f"cannot launch a step of rows {early.tolist()}: an earlier one of theirs comes first, and its tokens are not written"
-        )
-
-
-def check_abandon(requests: RequestTable, rows: IntArray, ends: IntArray) -> None:
-    """Raise `StorageError` unless a step that ends at `ends` is the youngest open one of each of `rows`."""
-    older = rows[requests.prepared[rows] != ends]
-    if len(older):
-        raise StorageError(
-            f"cannot abandon a step of rows {older.tolist()}: a later one of theirs builds on it, and is abandoned first"
         )
 
 

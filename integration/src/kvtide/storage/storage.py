@@ -59,7 +59,6 @@ from kvtide.storage.statistics import StorageStatistics
 from kvtide.storage.steps import (
     PreparedStep,
     StepState,
-    check_abandon,
     check_checkpoints,
     check_launch,
     check_step,
@@ -292,7 +291,7 @@ class KVStorage:
         """Hold pages for `counts[i]` more tokens of row `rows[i]`; the step of one forward over these rows.
 
         The forward of a row's last step may still run, where the policy overlaps: its tokens count as written. Refused, as errors, are
-        rows that are not in use or have more steps open, counts that are not positive or longer than a row's chunk limit, a chunk
+        rows that are not in use, have more steps open or one that is not recorded, counts that are not positive or longer than a row's chunk limit, a chunk
         that ends off the grid of checkpoints within a prompt, several tokens at once past the prompt, and more tokens than a row was
         admitted for. Refused, as values, with nothing changed: a further share of output (`PromiseRefusal`, under `Overcommit` only);
         a take that fixed units or transfers are in the way of (`TakeRefusal`).
@@ -328,7 +327,7 @@ class KVStorage:
 
         The schedule stream uploads, behind the read ends of the forwards before, and the forward stream waits for it. The forward's
         first work on its stream is to `resolve` the ids. Until it is recorded, no page may be freed, taken or moved. Raises
-        `StorageError` if a row of the step was released meanwhile, or has an earlier step that is not recorded.
+        `StorageError` if a row of the step was released meanwhile.
         """
         step.check_state("launch", StepState.PREPARED)
         check_launch(self.requests, step)
@@ -393,15 +392,12 @@ class KVStorage:
         """Give up a step that was not recorded: its tokens count as never prepared, and its rows give back what it took.
 
         So a row holds pages for the tokens of its open steps and no others, whatever is tried and given up: what windows bind behind a
-        chunk depends on where it ends. Of several open steps of a row the youngest goes first. Work that was queued for the step may
-        still run: the schedule stream waits for the forward stream as it is now, so nothing moves or is zeroed under that work.
-
-        Raises `StorageError` for a step that a later one of its rows builds on.
+        chunk depends on where it ends. Work that was queued for the step may still run: the schedule stream waits for the forward stream
+        as it is now, so nothing moves or is zeroed under that work.
         """
         step.check_state("abandon", StepState.PREPARED, StepState.LAUNCHED)
         is_same = self.requests.is_same_request(step.rows, step.generations)
         rows, starts = step.rows[is_same], step.starts[is_same]
-        check_abandon(self.requests, rows, starts + step.counts[is_same])
         if step.launch is None:
             self._steps.check_pages_may_change("an abandoned step")
         if step.launch is not None:
