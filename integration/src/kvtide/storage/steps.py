@@ -121,8 +121,8 @@ def check_step(
     several = rows[(counts > 1) & (ends > requests.prompts[rows])]
     if len(several):
         raise StorageError(
-            f"cannot prepare a step of rows {several.tolist()}: several tokens at once past the prompt; admission priced "
-            "one a step there"
+            f"cannot prepare a step of rows {several.tolist()}: several tokens at once past the prompt; end the "
+            "chunk with it, and give each step behind it one token"
         )
     over = rows[ends > requests.limits[rows]]
     if len(over):

@@ -2,10 +2,11 @@
 
 | verb | when | refuses | waits for |
 | - | - | - | - |
-| `use_cache` | once, before requests begin | – | nothing |
+| `use_cache` | once, before requests begin, where the policy shares no prefixes | – | nothing |
+| `max_new_tokens_for_memory` | a request arrives | –; 0 where no output would do | nothing |
 | `arrival_refusal` | a request arrives | what could never be admitted; changes nothing | nothing |
 | `admit` | requests are to begin | peaks that do not fit beside what is promised: to wait, or for good | the schedule stream, as below |
-| `prepare_step` | before a forward | under `Overcommit`, a further share of output; else nothing | the schedule stream, for pages it settles |
+| `prepare_step` | before a forward | under `Overcommit`, a further share of output; while units are fixed or under a transfer, its take | the schedule stream, for pages it settles |
 | `launch_forward` | the forward is about to be queued | – | the forward stream, for the upload |
 | `record_forward` | it has been queued | – | the schedule stream, for its read end |
 | `abandon` | it will not run after all | – | the schedule stream, for what was queued of it |
@@ -188,7 +189,7 @@ class KVStorage:
 
         Whatever is admitted can run to its end, in chunks of at most `requests.chunk_limits[row]` tokens: no later take of it is
         refused. Under `Overcommit` that holds for a share of the output; `whole` promises all of it, as a request that was retracted
-        must be. A refusal says what is waited for, or that waiting would be for ever.
+        must be. A refusal says what is waited for, or which requests could never be served, or how many of them could go at once.
         """
         lengths = whole_numbers("prompt_tokens", prompt_tokens)
         outputs = whole_numbers("output_tokens", output_tokens)
@@ -293,8 +294,8 @@ class KVStorage:
         The forward of a row's last step may still run, where the policy overlaps: its tokens count as written. Refused, as errors, are
         rows that are not in use, have more steps open or one that is not recorded, counts that are not positive or longer than a row's chunk limit, a chunk
         that ends off the grid of checkpoints within a prompt, several tokens at once past the prompt, and more tokens than a row was
-        admitted for. Refused, as values, with nothing changed: a further share of output (`PromiseRefusal`, under `Overcommit` only);
-        a take that fixed units or transfers are in the way of (`TakeRefusal`).
+        admitted for. Refused, as values, with nothing taken: a further share of output (`PromiseRefusal`, under `Overcommit` only);
+        a take that fixed units or transfers are in the way of (`TakeRefusal`; a share that was promised for it stays promised).
         """
         rows, counts = whole_numbers("rows", rows), whole_numbers("counts", counts)
         self._steps.check_pages_may_change("a step")
