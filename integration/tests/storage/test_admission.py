@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
+from kvtide.chain import Taken
 from kvtide.device import IntArray
 from kvtide.ledger import Access, HostCopy, InvariantError
 from kvtide.sizing import ChunkReads, ServingPolicy, SizingError
@@ -131,13 +132,16 @@ def test_a_request_waits_for_those_in_service_and_keeps_its_chunks_long() -> Non
     """A request that shrank its chunks because another was there for a moment would keep them short for its whole prompt, and
     under that pressure every newcomer would: many short forwards, more held by each at once.
     """
-    storage = tiny_storage(tiny_plan(window=4), units=20, chunk_tokens=8)
+    storage = tiny_storage(tiny_plan(window=4), units=19, chunk_tokens=8)
     first = rows_of(storage.admit([4], [1]))
-    # Four of full attention and four of the window are promised: twelve are left, and in chunks of one 7 + 3 + 1 would do.
+    # Four of full attention and four of the window are promised: eleven are left, and in chunks of one 7 + 4 would do.
+    least = storage.sized.demand(prompt_tokens=7, output_tokens=1, chunk_tokens=1).units
+    longest = storage.sized.demand(prompt_tokens=7, output_tokens=1, chunk_tokens=8).units
+    assert (sum(least), sum(longest)) == (11, 14)
     refusal = refused(storage.admit([7], [1]))
     assert refusal.waits_for == (WillFree.REQUESTS,)
     assert not refusal.is_final
-    assert "waits for requests in service" in str(refusal)
+    assert str(refusal).endswith("; waits for requests in service")
     step(storage, int(first[0]), 4)
     storage.release(first)
     second = rows_of(storage.admit([7], [1]))
@@ -147,6 +151,107 @@ def test_a_request_waits_for_those_in_service_and_keeps_its_chunks_long() -> Non
         "a forward in flight": 0,
         "a host copy in flight": 0,
     }
+
+
+@pytest.mark.requirement("K5")
+def test_what_can_never_be_served_is_turned_away_at_once_though_every_row_is_taken() -> None:
+    """Told to wait for a row it would hold up those behind it, only to be turned away at their head."""
+    storage = tiny_storage(tiny_plan(), units=8, rows=1, chunk_tokens=8, context_tokens=40)
+    rows_of(storage.admit([2], [1]))
+    for prompt in (20, 50):
+        refusal = refused(storage.admit([prompt], [1]))
+        assert refusal.is_final
+        assert not refusal.waits_for
+        assert storage.arrival_refusal(prompt, 1) is not None
+    assert refused(storage.admit([8], [1])).waits_for == (WillFree.REQUESTS,)
+
+
+@pytest.mark.requirement("K5")
+@pytest.mark.parametrize("in_service", [False, True])
+@pytest.mark.parametrize(
+    ("prompts", "turned_away", "first", "text"),
+    [
+        (
+            [2, 2, 2, 2, 2],
+            (),
+            4,
+            "5 requests are too many at once, though the first 4 would do: they need as many rows, of which ",
+        ),
+        (
+            [4, 4, 4],
+            (),
+            2,
+            "3 requests are too many at once, though the first 2 would do: 12 × 16 bytes of 'full' at peak",
+        ),
+        (
+            [2, 9, 1, 30],
+            (1, 3),
+            None,
+            "of 4 requests, [1, 3] can never be admitted: 9 × 16 bytes of 'full' at peak",
+        ),
+    ],
+)
+def test_of_requests_asked_for_together_only_those_are_turned_away_that_could_never_be_served(
+    in_service: bool, prompts: list[int], turned_away: tuple[int, ...], first: int | None, text: str
+) -> None:
+    """A scheduler that ends what is refused for good would lose the others; one that waits would wait for ever."""
+    storage = tiny_storage(tiny_plan(), units=8, rows=4, chunk_tokens=8, context_tokens=20)
+    if in_service:
+        rows_of(storage.admit([1], [1]))
+    refusal = refused(storage.admit(prompts, [1] * len(prompts)))
+    assert (refusal.turned_away, refusal.first_that_fit) == (turned_away, first)
+    assert refusal.is_final == bool(turned_away)
+    assert not refusal.waits_for
+    assert str(refusal).startswith(text)
+    assert storage.statistics().admission.turned_away_requests == len(turned_away)
+    if first is not None and not in_service:
+        assert len(rows_of(storage.admit(prompts[:first], [1] * first))) == first
+
+
+@pytest.mark.requirement("K5")
+def test_requests_that_fit_one_by_one_beside_what_is_fixed_are_not_turned_away_together() -> None:
+    """Nothing will free anything, and each would be admitted by itself."""
+    storage = tiny_storage(tiny_plan(), units=8, chunk_tokens=8)
+    quarantine(storage, 1)
+    refusal = refused(storage.admit([3, 3], [1, 1]))
+    assert (refusal.turned_away, refusal.first_that_fit, refusal.waits_for) == ((), 1, ())
+    refusal = refused(storage.admit([1, 5], [1, 1]))
+    assert (refusal.turned_away, refusal.first_that_fit) == ((1,), None)
+    rows_of(storage.admit([3], [1]))
+
+
+@pytest.mark.requirement("K5", "K11")
+def test_a_refusal_names_each_unit_once_under_what_holds_it() -> None:
+    """Promises, rows, a cache, quarantine: an operator adds them up, and sees what is missing and who has it."""
+    storage = tiny_storage(tiny_plan(), units=16, chunk_tokens=8)
+    taken = storage.chain.take(pages=3)
+    assert isinstance(taken, Taken)
+    storage.chain.uses.fix("a failed transfer", {"full": taken.pages})
+    storage.chain.free_pages("full", taken.pages)
+    cache = DumbCache(storage, pages=6)
+    cache.locked = 2
+    storage.use_cache(cache)
+    row = int(rows_of(storage.admit([4], [1]))[0])
+    step(storage, row, 1)
+    assert str(refused(storage.admit([9], [1]))) == (
+        "9 × 16 bytes of 'full' at peak do not fit in 256 bytes beside what is promised: admitted at peak are 'full' 4, of which "
+        "resident now 'full' 1; a cache holds 'full' 6, of which it could evict 'full' 4; fixed, quarantined or under a transfer, and "
+        "nobody's, are 'full' 3; waits for requests in service"
+    )
+
+
+@pytest.mark.requirement("K1", "L1")
+@pytest.mark.parametrize("state", [False, True])
+def test_nobody_is_admitted_while_a_launch_is_open(state: bool) -> None:
+    """With a state it would take a slot, and whether a verb is in order must not depend on the model."""
+    storage = tiny_storage(tiny_plan(state=state), units=8)
+    prepared = storage.prepare_step(rows_of(storage.admit([2], [1])), [2])
+    assert isinstance(prepared, PreparedStep)
+    storage.launch_forward(prepared)
+    before = storage.statistics()
+    with pytest.raises(InvariantError, match=r"forward\.record_before_pages"):
+        storage.admit([1], [1])
+    assert storage.statistics() == before
 
 
 @pytest.mark.requirement("K5", "K6")
@@ -311,6 +416,34 @@ def test_admission_credits_what_a_cache_could_evict_and_takes_evict_no_more_than
     storage.verify_idle()
 
 
+@pytest.mark.requirement("K5", "K8", "H1")
+def test_what_a_backup_reads_of_a_cache_can_be_evicted_under_it() -> None:
+    """A backup comes whenever the host tier likes, and asks nobody: an admitted request would be refused because of it."""
+    storage = tiny_storage(tiny_plan(), units=8, chunk_tokens=8)
+    cache = DumbCache(storage, pages=6)
+    storage.use_cache(cache)
+    row = int(rows_of(storage.admit([8], [1]))[0])
+    copy = HostCopy("a backup", Access.READ, storage.device.record_event(storage.device.schedule_stream))
+    storage.chain.uses.begin(copy, {"full": np.array(cache.pages)})
+    storage.verify_idle()
+    step(storage, row, 8)
+    assert cache.held_units() == {"full": 0}
+    storage.chain.uses.end(copy)
+    storage.verify_idle()
+
+
+@pytest.mark.requirement("K5", "K8", "L8")
+def test_a_cache_that_evicts_too_little_is_blamed_by_name() -> None:
+    """Else the take that misses its units would say that a demand was priced too low."""
+    storage = tiny_storage(tiny_plan(), units=8, chunk_tokens=8)
+    cache = DumbCache(storage, pages=6)
+    cache.evict_until = lambda is_enough: None  # type: ignore[method-assign]  # the fault
+    storage.use_cache(cache)
+    row = int(rows_of(storage.admit([8], [1]))[0])
+    with pytest.raises(InvariantError, match=r"storage\.evicted_enough.*could evict \{'full': 6\}"):
+        storage.prepare_step([row], [8])
+
+
 @pytest.mark.requirement("K5", "K11")
 def test_units_that_were_promised_and_given_to_somebody_else_are_found() -> None:
     """By the take that misses them, and at idle before it."""
@@ -332,7 +465,7 @@ def test_a_row_that_holds_more_than_it_was_promised_is_found_at_idle() -> None:
     """A demand priced too low would sooner or later refuse somebody a take; here a window that nobody retired."""
     storage = tiny_storage(tiny_plan(window=2), units=16, chunk_tokens=2)
     row = int(rows_of(storage.admit([6], [1]))[0])
-    storage._units.retire = lambda rows: None  # type: ignore[method-assign]  # the fault
+    storage._units.retire = lambda segments: None  # type: ignore[method-assign]  # the fault
     for _ in range(3):
         step(storage, row, 2)
     with pytest.raises(InvariantError, match=r"storage\.held_within_promise"):
@@ -358,6 +491,28 @@ def test_no_verdict_reads_an_estimate() -> None:
     storage.chain.available_size()
 
 
+@pytest.mark.requirement("K8", "C9")
+def test_no_eviction_reads_an_estimate() -> None:
+    """What a cache gives up, it chooses while the take's units are counted band by band."""
+    storage = tiny_storage(tiny_plan(), units=8, chunk_tokens=8)
+    decided: list[str] = []
+    row = int(rows_of(storage.admit([4], [1]))[0])
+    cache = DumbCache(storage, pages=6)
+    evict = cache.evict_until
+
+    def evicts(is_enough: Callable[[Mapping[str, int]], bool]) -> None:
+        with pytest.raises(InvariantError, match=r"capacity\.observe_only_read"):
+            storage.chain.available_size()
+        decided.append("eviction")
+        evict(is_enough)
+
+    cache.evict_until = evicts  # type: ignore[method-assign]  # the observer
+    storage.use_cache(cache)
+    step(storage, row, 4)
+    assert decided == ["eviction"]
+    storage.chain.available_size()
+
+
 @pytest.mark.requirement("K5")
 def test_verdicts_are_counted_and_those_that_end_a_request_are_logged() -> None:
     """An operator sees why a queue stands, and which requests were lost."""
@@ -368,6 +523,8 @@ def test_verdicts_are_counted_and_those_that_end_a_request_are_logged() -> None:
         refused(storage.admit([9], [1]))
     assert [entry["event"] for entry in logs] == ["admission.admitted", "admission.turned_away"]
     assert logs[0]["rows"] == rows.tolist()
+    assert (logs[1]["prompt_tokens"], logs[1]["output_tokens"]) == ([9], [1])
+    assert logs[1]["reason"].endswith("do not fit in 128 bytes, not even alone")
     statistics = storage.statistics()
     assert statistics.admission.admitted_requests == 2
     assert statistics.admission.turned_away_requests == 1

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import attrs
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from kvtide.arena import SCRATCH_BYTES
 from kvtide.sizing import CheckpointStrategy, ChunkReads, ServingPolicy, SizingError
@@ -183,7 +186,7 @@ def test_a_share_that_finds_no_room_is_refused_with_nothing_changed_and_names_wh
     assert refusal.rows == (rows[2],)
     assert refusal.overcommitted == (rows[3], rows[2])
     assert str(refusal).startswith(
-        f"rows [{rows[2]}] have reached the output that they were promised, and 'full' 2 more beside what is promised: "
+        f"rows [{rows[2]}] have reached the output that they were promised, and 'full' 2 more do not fit beside what is promised: "
     )
     assert storage.statistics().chain.live_bytes == before.chain.live_bytes + 16, "of the step before"
     assert storage.statistics().admission.further_shares == 1
@@ -217,11 +220,49 @@ def test_the_clip_leaves_room_to_recompute_in_chunks() -> None:
 
 
 @pytest.mark.requirement("K5")
-@pytest.mark.parametrize("share", [0, -0.5, 1.5])
+@pytest.mark.parametrize("share", [0, -0.5, 1.5, math.nan, True, "0.5", None])
 def test_a_share_that_is_none_is_refused(share: float) -> None:
     """A share of nothing would promise nothing, of more than all more than the request may hold."""
     with pytest.raises(StorageError, match="above 0 and at most 1"):
         Overcommit(share)
+
+
+@pytest.mark.requirement("K5")
+@given(hundredths=st.integers(1, 100), output=st.integers(1, 10_000))
+def test_a_share_is_what_it_is_written_as(hundredths: int, output: int) -> None:
+    """0.07 of 100 tokens are 7: eight would be a float's rounding error, and another promise than was asked for."""
+    assert Overcommit(hundredths / 100).promised_output(output, 1) == -(-hundredths * output // 100)
+
+
+@pytest.mark.requirement("K5")
+def test_a_request_whose_whole_output_never_fits_is_not_admitted_for_a_share_of_it() -> None:
+    """It would run to the end of its memory, be retracted, and find no place ever after."""
+    storage = tiny_storage(tiny_plan(), units=8, overcommit=Overcommit(0.25))
+    refusal = storage.admit([1], [9])
+    assert isinstance(refusal, AdmissionRefusal)
+    assert refusal.is_final
+    assert not isinstance(storage.admit([1], [8]), AdmissionRefusal)
+
+
+@pytest.mark.requirement("K5")
+def test_a_share_refused_beside_others_does_not_say_that_nothing_will_free() -> None:
+    """The reason is logged too: a retraction that nobody can explain looks like a fault."""
+    storage = tiny_storage(tiny_plan(), units=8, rows=4, overcommit=Overcommit(0.5))
+    rows = [int(np.asarray(storage.admit([1], [8]))[0]) for _ in range(2)]
+    scheduler = Scheduler(storage, [])
+    scheduler.running = [Job(1, 8, 8, row=row) for row in rows]
+    for _ in range(4):
+        scheduler.step(scheduler.running[0])
+    with capture_logs() as logs:
+        refusal = storage.prepare_step([rows[0]], [1])
+    assert isinstance(refusal, PromiseRefusal)
+    assert str(refusal) == (
+        f"rows [{rows[0]}] have reached the output that they were promised, and 'full' 4 more do not fit beside what is promised: "
+        "admitted at peak are 'full' 8, of which resident now 'full' 4; 1 other requests are in service"
+    )
+    assert [(entry["event"], entry["reason"]) for entry in logs] == [
+        ("admission.share_refused", str(refusal))
+    ]
 
 
 @pytest.mark.requirement("K5")

@@ -228,8 +228,8 @@ def test_a_batch_is_admitted_whole_or_not_at_all() -> None:
     storage = build(plan_of(windows=(), full=True, state=True, page_tokens=4), rows=2)
     refusal = storage.admit([4, 4, 4], [4, 4, 4])
     assert isinstance(refusal, AdmissionRefusal)
-    assert refusal.is_final
-    assert "3 requests need as many rows; 2 of 2 are free" in str(refusal)
+    assert (refusal.is_final, refusal.first_that_fit) == (False, 2)
+    assert "though the first 2 would do: they need as many rows, of which there are 2" in str(refusal)
     assert len(storage.requests.live_rows()) == 0
     storage.verify_idle()
     assert not isinstance(storage.admit([4, 4], [4, 4]), AdmissionRefusal)
@@ -409,21 +409,36 @@ def test_lengths_that_are_no_lengths_are_refused(prompts: list[int], outputs: li
     storage.verify_idle()
 
 
-@pytest.mark.requirement("K1", "A5")
-def test_an_abandoned_step_costs_nothing_and_its_pages_serve_the_next() -> None:
-    """A forward that could not be queued (out of memory, say) is tried again."""
+@pytest.mark.requirement("K1", "S5")
+@pytest.mark.parametrize("over", [1, 2])
+def test_a_chunk_does_not_reach_past_the_prompt(over: int) -> None:
+    """Several tokens at once are priced in prefill, one at a time behind it."""
     storage, row = ready()
-    for _ in range(2):
-        step = storage.prepare_step([row], [7])
-        assert isinstance(step, PreparedStep)
-        storage.launch_forward(step)
-        storage.abandon(step)
-        assert storage.requests.prepared[row] == 0
-    held = storage.chain.statistics()
-    step = storage.prepare_step([row], [3])
-    assert isinstance(step, PreparedStep)
-    assert storage.chain.statistics() == held
-    storage.abandon(step)
+    done = prepared(storage, row, 8)
+    for verb in VERBS:
+        getattr(storage, verb)(done)
+    with pytest.raises(StorageError, match="several tokens at once past the prompt"):
+        storage.prepare_step([row], [4 + over])
+    assert prepared(storage, row, 4).starts.tolist() == [8]
+
+
+@pytest.mark.requirement("K1", "A5")
+def test_an_abandoned_step_gives_back_what_it_took() -> None:
+    """A forward that could not be queued (out of memory, say) is tried again, and perhaps with fewer tokens."""
+    storage, row = ready()
+    before = storage.resident_now()
+    for tokens in (7, 3):
+        for is_launched in (False, True):
+            step = storage.prepare_step([row], [tokens])
+            assert isinstance(step, PreparedStep)
+            assert storage.resident_now() != before
+            if is_launched:
+                storage.launch_forward(step)
+            storage.abandon(step)
+            assert storage.resident_now() == before
+            assert storage.requests.prepared[row] == storage.requests.page_counts[row] == 0
+            assert not storage.requests.pages[row].any()
+            storage.verify_idle()
     storage.release([row])
     storage.verify_idle()
 

@@ -152,7 +152,9 @@ def test_a_launch_aborted_behind_a_running_forward_takes_back_its_tokens_alone()
 
 @pytest.mark.requirement("A5", "K1")
 @pytest.mark.parametrize("launched", [False, True])
-def test_pages_that_an_abandoned_step_was_to_fill_are_zeroed_after_all(launched: bool) -> None:
+def test_pages_that_an_abandoned_step_was_to_fill_owe_nothing_and_come_zeroed_to_the_next(
+    launched: bool,
+) -> None:
     """The next step may be shorter, and its kernels load them whole."""
     storage = build(writes_whole_pages=True)
     row = admitted(storage, 12, 6)
@@ -161,12 +163,50 @@ def test_pages_that_an_abandoned_step_was_to_fill_are_zeroed_after_all(launched:
     if launched:
         storage.launch_forward(step)
     storage.abandon(step)
+    assert storage.chain.statistics().owed_units == 0
+    shorter = prepared(storage, row, 5)
     for layer in (0, 1):
         view = storage.routed_cache.attention(layer)
         assert view is not None
-        pages = torch.from_numpy(storage.chain.live_units(view.band))
-        assert len(pages) == 4
-        assert all((plane[pages] == 0).all() for plane in view.planes.values())
+        pages = torch.from_numpy(
+            storage.chain.physical_units(view.band, storage.requests.pages[row, 2:3].astype(np.int64))
+        )
+        assert (pages > 0).all()
+        assert all((plane[pages] == 0).all() for plane in view.planes.values()), (
+            "the page that the step ends inside"
+        )
+    storage.abandon(shorter)
+
+
+@pytest.mark.requirement("K1", "K7", "A5")
+@pytest.mark.parametrize("launched", [False, True])
+def test_a_step_is_prepared_once_the_one_before_is_recorded_or_abandoned(launched: bool) -> None:
+    """Else a row could have a gap of tokens that nobody wrote, its older step given up or launched later; and the older forward would
+    load pages that the younger has yet to fill.
+    """
+    storage = build(writes_whole_pages=True)
+    row, other = admitted(storage, 12, 6), admitted(storage, 4, 6)
+    first = prepared(storage, row, 4)
+    before = storage.statistics()
+    with pytest.raises(
+        StorageError, match=rf"rows \[{row}\]: the one before was neither recorded nor abandoned"
+    ):
+        storage.prepare_step([row, other], [4, 4])
+    assert storage.statistics() == before
+    beside = prepared(storage, other, 4)
+    if launched:
+        storage.launch_forward(first)
+    storage.abandon(first)
+    assert storage.requests.prepared[row] == storage.requests.page_counts[row] == 0
+    storage.launch_forward(beside)
+    storage.record_forward(beside)
+    done(storage, beside)
+    first, second = in_flight(storage, row, 4), prepared(storage, row, 4)
+    done(storage, first)
+    storage.abandon(second)
+    done(storage, in_flight(storage, row, 8))
+    assert storage.requests.lengths[row] == 12
+    storage.verify_idle()
 
 
 @pytest.mark.requirement("K2")

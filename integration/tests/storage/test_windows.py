@@ -12,9 +12,27 @@ from hypothesis import strategies as st
 
 from kvtide.arena import SCRATCH_BYTES, gather_tokens
 from kvtide.ledger import InvariantError
-from kvtide.plan import SubPool
-from kvtide.sizing import CheckpointStrategy, ChunkReads, ServingPolicy, SizingError
-from kvtide.storage import AdmissionRefusal, KVStorage, PreparedStep, StorageError, build_kv_storage
+from kvtide.plan import (
+    ChunkLifetime,
+    DType,
+    FullLifetime,
+    KVLayerDecl,
+    KVPart,
+    Lifetime,
+    MHAGeometry,
+    SubPool,
+    WindowLifetime,
+    plan_kv_storage,
+)
+from kvtide.sizing import CheckpointStrategy, ChunkReads, ServingPolicy, SizingError, resident_demand
+from kvtide.storage import (
+    AdmissionRefusal,
+    KVStorage,
+    PreparedStep,
+    StepState,
+    StorageError,
+    build_kv_storage,
+)
 
 from .test_storage import CHUNK_TOKENS, MODELS, ToyModel, plan_of, poison_free_bytes
 from .tiny import tiny_plan, tiny_storage
@@ -214,6 +232,66 @@ def test_a_token_that_is_decoded_beside_a_chunk_is_in_pages() -> None:
     storage.verify_idle()
 
 
+@pytest.mark.requirement("S5", "K7")
+@pytest.mark.parametrize("page_tokens", [1, 2, 4])
+@pytest.mark.parametrize(
+    "lifetime", [WindowLifetime(1), WindowLifetime(2), WindowLifetime(5), ChunkLifetime(4), ChunkLifetime(12)]
+)
+@pytest.mark.parametrize("reads", ChunkReads)
+def test_what_a_row_holds_between_forwards_is_what_is_priced(
+    page_tokens: int, lifetime: Lifetime, reads: ChunkReads
+) -> None:
+    """The page that the next token goes into is held, also where a window of one token reads nothing that lies there: else a row
+    holds a page more than it was promised, or its next token is lost.
+    """
+    part = MHAGeometry(1, 2, 2, DType.FLOAT32)
+    plan = plan_kv_storage(
+        [KVLayerDecl(0, (KVPart(part, FullLifetime()),)), KVLayerDecl(1, (KVPart(part, lifetime),))],
+        page_tokens=page_tokens,
+    )
+    policy = ServingPolicy(chunk_reads=reads)
+    for first in range(1, 12):
+        storage = build_kv_storage(
+            plan,
+            budget_bytes=SCRATCH_BYTES + 9_000,
+            max_running_requests=2,
+            max_context_tokens=40,
+            chunk_tokens=11,
+            policy=policy,
+        )
+        rows = storage.admit([23], [1])
+        assert not isinstance(rows, AdmissionRefusal)
+        for count in (first, 11, 23 - 11 - first):
+            if count:
+                step = storage.prepare_step(rows, [count])
+                assert isinstance(step, PreparedStep)
+                storage.launch_forward(step)
+                storage.record_forward(step)
+                storage.forward_processed(step)
+                storage.advance(step)
+                written = int(storage.requests.lengths[rows[0]])
+                expected = resident_demand(plan, written_tokens=written, policy=policy).units
+                assert tuple(storage.resident_now().values()) == expected, f"behind {written} tokens"
+                storage.verify_idle()
+
+
+@pytest.mark.requirement("K7")
+def test_no_checkpoint_is_noted_where_a_forward_may_still_be_given_up() -> None:
+    """Abandoned, it would leave a floor where the row never was, and the true checkpoint before it could not be noted any more."""
+    storage = on_grid()
+    rows = storage.admit([16], [4])
+    assert not isinstance(rows, AdmissionRefusal)
+    row = int(rows[0])
+    run(storage, row, 4)
+    step = storage.prepare_step(rows, [8])
+    assert isinstance(step, PreparedStep)
+    with pytest.raises(StorageError, match=r"no further than recorded forwards reach, \[4\]"):
+        storage.checkpoints_taken(rows, [12])
+    storage.abandon(step)
+    run(storage, row, 4)
+    assert held(storage) == 2, "of [6, 8): the checkpoint at 8 was taken"
+
+
 @pytest.mark.requirement("K7")
 def test_chunks_but_the_last_of_a_prompt_end_on_the_grid() -> None:
     """A chunk that ends elsewhere reaches no checkpoint, and its windows would be kept for one that is further away than priced."""
@@ -245,6 +323,22 @@ def test_a_checkpoint_that_cannot_be_is_refused(wrong: int) -> None:
     rows = plain.admit([10], [1])
     with pytest.raises(StorageError, match="the policy keeps none on a grid"):
         plain.checkpoints_taken(rows, [4])  # type: ignore[arg-type]  # it was admitted
+
+
+@pytest.mark.requirement("K5", "K7", "L8")
+def test_a_checkpoint_that_nobody_notes_is_named_where_it_costs_a_take() -> None:
+    """Its windows are kept for it, further than priced. It is the likeliest reason that an admitted request finds no room."""
+    policy = ServingPolicy(strategy=CheckpointStrategy.EXTRA_BUFFER, checkpoint_interval=4)
+    storage = tiny_storage(tiny_plan(window=3), units=30, chunk_tokens=8, context_tokens=32, policy=policy)
+    rows = storage.admit([20], [1])
+    assert not isinstance(rows, AdmissionRefusal)
+
+    def runs_to_its_end() -> None:
+        for _ in range(5):
+            run(storage, int(rows[0]), 4, checkpoint=False)
+
+    with pytest.raises(InvariantError, match=r"storage\.admission_guarantee.*not noted \(checkpoints_taken"):
+        runs_to_its_end()
 
 
 @pytest.mark.requirement("K5", "K7", "S5")
@@ -324,7 +418,7 @@ def test_a_segment_that_does_not_hold_what_it_gives_up_is_found_before_anything_
 
 
 @pytest.mark.requirement("L8")
-def test_a_window_that_retires_what_it_does_not_bind_is_found() -> None:
+def test_a_window_that_retires_what_it_does_not_bind_is_found_before_anything_changes() -> None:
     """In the middle of a request's life, where nothing else would notice."""
     storage = tiny_storage(tiny_plan(window=3), units=20)
     rows = storage.admit([4], [4])
@@ -336,8 +430,19 @@ def test_a_window_that_retires_what_it_does_not_bind_is_found() -> None:
         storage.record_forward(step)
         storage.forward_processed(step)
         if storage.requests.prepared[rows[0]] == 6:
+            before = (
+                storage.statistics(),
+                storage.requests.lengths.tolist(),
+                storage.requests.open_steps.tolist(),
+            )
             with pytest.raises(InvariantError, match=r"chain\.window_segment_bound"):
                 storage.advance(step)
+            assert step.state is StepState.PROCESSED
+            assert before == (
+                storage.statistics(),
+                storage.requests.lengths.tolist(),
+                storage.requests.open_steps.tolist(),
+            )
             return
         storage.advance(step)
         if lose:

@@ -104,7 +104,11 @@ def held_pages(request: Request, state: State, reads: Reads) -> int:
         if request.activations and forward.is_chunk and reads is not full:
             written = {token for token in written if needed(reads, first_query(request, end), token)}
         tokens |= written
-    return len({token // request.page for token in tokens if token >= request.credited})
+    pages = {token // request.page for token in tokens if token >= request.credited}
+    # A page that is begun is held for the tokens that fill it, needed or not those before them are.
+    ends = [state.processed, *(forward.start + forward.written for forward in state.in_flight)]
+    pages |= {end // request.page for end in ends if end % request.page and end > request.credited}
+    return len(pages)
 
 
 def every_state(request: Request) -> Iterator[tuple[State, list[State]]]:

@@ -12,15 +12,15 @@ of an admitted row uses what is outstanding; retiring a window returns it; a rel
 units can always be laid out where more can, so *no take of an admitted row is refused*. Whoever adds to the sum asks first:
 an admission, and under an overcommitting policy a further share of output. Virtual ids are as many as the smallest unit needs.
 
-The verdict on a request:
+The verdict on a request, in this order:
 
-1. its whole demand fits beside what is outstanding: admitted, with the longest chunks;
-2. it does not, and requests in service, a forward or a host copy in flight will free something: it waits. If even an empty arena
-   holds it only with shorter chunks, waiting would not change that, and it is admitted with those as soon as it fits;
-3. nothing will free anything: admitted with the longest chunks under which it fits now;
-4. it fits with none, or no empty arena would hold it: turned away.
+1. no empty arena would hold it, or it is longer than rows are: turned away, whatever else is going on;
+2. a row is free and its whole demand fits beside what is outstanding: admitted, with the longest chunks that an empty arena allows;
+3. it does not fit, and requests in service, a forward or a host copy in flight will free something: it waits;
+4. nothing will: admitted with the longest chunks under which it fits now, or, if it fits with none, turned away.
 
-So requests do not shrink their chunks because others are there for a moment, and nothing waits while nothing will free.
+So requests do not shrink their chunks because others are there for a moment, and nothing waits while nothing will free. Requests that
+are asked for together are judged together, and turned away only by name: see `AdmissionRefusal`.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class ChainPrefillBudget:
         self._promised: IntArray = np.zeros_like(units.counts)
         self._tokens: IntArray = np.zeros(sized.max_running_requests, np.int64)
         self._serials: IntArray = np.zeros(sized.max_running_requests, np.int64)
-        self._admitted = self._aborted = self._extended = self._retracted = 0
+        self._admitted = self._turned_away = self._extended = self._retracted = 0
         self._waits: Counter[WillFree] = Counter()
 
     # ── questions ──
@@ -107,7 +107,7 @@ class ChainPrefillBudget:
         """What has been decided."""
         return AdmissionStatistics(
             admitted_requests=self._admitted,
-            turned_away_requests=self._aborted,
+            turned_away_requests=self._turned_away,
             retracted_requests=self._retracted,
             further_shares=self._extended,
             waits={reason.value: self._waits[reason] for reason in WillFree},
@@ -123,15 +123,13 @@ class ChainPrefillBudget:
 
     def refuse_for_ever(self, prompt_tokens: int, output_tokens: int) -> AdmissionRefusal | None:
         """Why one request can never be admitted, with the lengths that could be, or `None`; raises what `offer` raises."""
-        chunk = self._sized.least_chunk_tokens
-        fits = self._fits_alone([prompt_tokens], [output_tokens], chunk)
-        if self._is_too_long(prompt_tokens + output_tokens):
-            reason = self._too_long(prompt_tokens + output_tokens)
-        elif not fits:
-            reason = self._does_not_fit([prompt_tokens], [output_tokens], chunk) + ", not even alone"
-        else:
+        fits = self._fits_alone([prompt_tokens], [output_tokens], self._sized.least_chunk_tokens)
+        if fits and not self._is_too_long(prompt_tokens + output_tokens):
             return None
-        return AdmissionRefusal(rule=f"{reason}; {self._largest(prompt_tokens, output_tokens)}", waits_for=())
+        reason = self._never([prompt_tokens], [output_tokens])
+        return AdmissionRefusal(
+            rule=f"{reason}; {self._largest(prompt_tokens, output_tokens)}", waits_for=(), turned_away=(0,)
+        )
 
     # ── verdicts ──
 
@@ -155,48 +153,79 @@ class ChainPrefillBudget:
         verdict = self._verdict(prompts, outputs, promised, cached)
         if isinstance(verdict, AdmissionRefusal) and not (asks_again and verdict.is_final):
             self._waits.update(verdict.waits_for)
-            self._aborted += len(prompts) if verdict.is_final else 0
+            self._turned_away += len(verdict.turned_away)
             if verdict.is_final:
-                log.info("admission.turned_away", prompt_tokens=list(prompts), output_tokens=list(outputs))
+                log.info(
+                    "admission.turned_away",
+                    prompt_tokens=[prompts[place] for place in verdict.turned_away],
+                    output_tokens=[outputs[place] for place in verdict.turned_away],
+                    reason=str(verdict),
+                )
         return verdict
 
     def _verdict(
         self, prompts: Sequence[int], outputs: Sequence[int], promised: Sequence[int], cached: Sequence[int]
     ) -> Promise | AdmissionRefusal:
-        sized = self._sized
-        promise = self._promise(prompts, promised, sized.chunk_tokens, cached)
-        longest = max((sum(pair) for pair in zip(prompts, outputs, strict=True)), default=0)
-        if self._is_too_long(longest):
-            return AdmissionRefusal(rule=self._too_long(longest), waits_for=())
-        if len(prompts) > self._requests.free_count:
-            return AdmissionRefusal(
-                rule=f"{len(prompts)} requests need as many rows; {self._requests.free_count} of "
-                f"{sized.max_running_requests} are free",
-                waits_for=() if len(prompts) > sized.max_running_requests else self._waits_for(),
+        sized, count = self._sized, len(prompts)
+        least = sized.least_chunk_tokens
+        lengths = [sum(pair) for pair in zip(prompts, outputs, strict=True)]
+
+        def fits_alone(part: slice, chunk: int) -> bool:
+            return (
+                len(prompts[part]) <= sized.max_running_requests
+                and not self._is_too_long(max(lengths[part], default=0))
+                and self._fits_alone(prompts[part], outputs[part], chunk)
             )
-        if self._fits_now(promise.demands) and self._fits_alone(prompts, outputs, sized.chunk_tokens):
-            return promise
-        alone = self._longest(
-            lambda chunk: self._fits_alone(prompts, outputs, chunk),
-            sized.least_chunk_tokens,
-            sized.chunk_tokens,
-        )
+
+        def demands(part: slice, chunk: int) -> tuple[KVDemand, ...]:
+            return self._demands(prompts[part], promised[part], chunk, cached[part])
+
+        everything = slice(count)
+        alone = self._longest(lambda chunk: fits_alone(everything, chunk), least, sized.chunk_tokens)
         if alone is None:
-            reason = self._does_not_fit(prompts, outputs, sized.least_chunk_tokens)
-            return AdmissionRefusal(rule=f"{reason}, not even alone", waits_for=())
+            return self._refuse_some(
+                count,
+                lambda part: fits_alone(part, least),
+                lambda part: self._never(prompts[part], outputs[part]),
+            )
         waits_for = self._waits_for()
-        limit = self._longest(
-            lambda chunk: self._fits_now(self._demands(prompts, promised, chunk, cached)),
-            # While something will free, chunks are as long as an empty arena allows: they do not shrink for a moment's sake.
-            alone if waits_for else sized.least_chunk_tokens,
-            alone,
-        )
+        if count > self._requests.free_count:
+            return AdmissionRefusal(
+                rule=f"{count} requests need as many rows; {self._requests.free_count} of {sized.max_running_requests} are free",
+                waits_for=waits_for,
+            )
+        # While something will free, chunks are as long as an empty arena allows: they do not shrink for a moment's sake.
+        shortest = alone if waits_for else least
+        limit = self._longest(lambda chunk: self._fits_now(demands(everything, chunk)), shortest, alone)
         if limit is not None:
             return self._promise(prompts, promised, limit, cached)
-        reason = self._does_not_fit(
-            prompts, promised, alone if waits_for else sized.least_chunk_tokens, cached
+
+        def beside(part: slice) -> str:
+            return f"{self._does_not_fit(demands(part, shortest), shortest)} {self._beside()}"
+
+        if waits_for:
+            reasons = ", ".join(reason.value for reason in waits_for)
+            return AdmissionRefusal(rule=f"{beside(everything)}; waits for {reasons}", waits_for=waits_for)
+        return self._refuse_some(
+            count,
+            lambda part: self._fits_now(demands(part, least)),
+            lambda part: f"{beside(part)}; nothing is going to free any",
         )
-        return AdmissionRefusal(rule=f"{reason} {self._beside(waits_for)}", waits_for=waits_for)
+
+    def _refuse_some(
+        self, count: int, fits: Callable[[slice], bool], reason: Callable[[slice], str]
+    ) -> AdmissionRefusal:
+        """Of requests that do not fit together, those that do not fit by themselves either are turned away; else there are too many."""
+        each = [slice(place, place + 1) for place in range(count)]
+        never = tuple(place for place in range(count) if not fits(each[place]))
+        if count == 1:
+            return AdmissionRefusal(rule=reason(each[0]), waits_for=(), turned_away=(0,))
+        if never:
+            text = f"of {count} requests, {list(never)} can never be admitted: {reason(each[never[0]])}"
+            return AdmissionRefusal(rule=text, waits_for=(), turned_away=never)
+        first = self._longest(lambda first: fits(slice(first)), 1, count - 1)
+        text = f"{count} requests are too many at once, though the first {first} would do: {reason(slice(count))}"
+        return AdmissionRefusal(rule=text, waits_for=(), turned_away=(), first_that_fit=first)
 
     # ── what was promised ──
 
@@ -223,9 +252,7 @@ class ChainPrefillBudget:
             limit = int(self._requests.chunk_limits[row])
             (demand,) = self._demands([prompt], [output], limit, [int(self._requests.cached_tokens[row])])
             promised[:, place], tokens[place] = demand.units, prompt + output - 1
-        held = self._units.counts[:, over]
-        more = np.maximum(promised - held, 0) - np.maximum(self._promised[:, over] - held, 0)
-        asked = more.sum(axis=1)
+        asked = (promised - self._promised[:, over]).sum(axis=1)
         if not self._has_room(asked):
             return self._refuse_share(over, asked)
         self._promised[:, over], self._tokens[over] = promised, tokens
@@ -239,7 +266,6 @@ class ChainPrefillBudget:
     def release(self, rows: IntArray) -> None:
         """End what rows were promised."""
         self._promised[:, rows] = 0
-        self._tokens[rows] = 0
 
     def verify(self, rows: IntArray) -> None:
         """Raise `InvariantError` unless promises are those of `rows`, those in use, none holds more, and all can be kept.
@@ -365,43 +391,53 @@ class ChainPrefillBudget:
         rows = self._requests.live_rows()
         partial = rows[self._tokens[rows] < self._requests.limits[rows]]
         newest_first = partial[np.argsort(-self._serials[partial])]
-        return PromiseRefusal(
-            rule=f"rows {over.tolist()} have reached the output that they were promised, and {self._by_band(asked)} more "
-            f"{self._beside(())}",
+        refusal = PromiseRefusal(
+            rule=f"rows {over.tolist()} have reached the output that they were promised, and {self._by_band(asked)} more do not "
+            f"fit {self._beside()}; {len(rows) - len(over)} other requests are in service",
             rows=tuple(over.tolist()),
             overcommitted=tuple(newest_first.tolist()),
         )
+        log.info("admission.share_refused", rows=list(refusal.rows), reason=str(refusal))
+        return refusal
 
-    def _too_long(self, tokens: int) -> str:
-        return (
-            f"a request of {tokens} tokens, output included, is longer than the {self._sized.max_context_tokens} that rows are "
-            "sized for"
-        )
+    def _never(self, prompts: Sequence[int], outputs: Sequence[int]) -> str:
+        """Why requests that an empty storage would not admit are not."""
+        sized, chunk = self._sized, self._sized.least_chunk_tokens
+        longest = max(sum(pair) for pair in zip(prompts, outputs, strict=True))
+        if self._is_too_long(longest):
+            return f"a request of {longest} tokens, output included, is longer than the {sized.max_context_tokens} that rows are sized for"
+        if len(prompts) > sized.max_running_requests:
+            return f"they need as many rows, of which there are {sized.max_running_requests}"
+        return f"{self._does_not_fit(self._demands(prompts, outputs, chunk), chunk)}, not even alone"
 
-    def _does_not_fit(
-        self, prompts: Sequence[int], outputs: Sequence[int], chunk: int, cached: Sequence[int] | None = None
-    ) -> str:
+    def _does_not_fit(self, demands: Sequence[KVDemand], chunk: int) -> str:
         layout = self._sized.layout
         units = ", ".join(
             f"{count} × {band.unit_bytes} bytes of {band.name!r}"
-            for band, count in zip(
-                layout.bands, self._sum(self._demands(prompts, outputs, chunk, cached)).tolist(), strict=True
-            )
+            for band, count in zip(layout.bands, self._sum(demands).tolist(), strict=True)
         )
         chunks = f", in chunks of {chunk} tokens," if chunk > 1 else ", token by token,"
         if chunk == self._sized.chunk_tokens:
             chunks = ""
         return f"{units} at peak{chunks} do not fit in {layout.arena_bytes - layout.prefix_bytes} bytes"
 
-    def _beside(self, waits_for: Sequence[WillFree]) -> str:
-        resident = [band.live_units for band in self._chain.statistics().bands]
+    def _beside(self) -> str:
+        """What is in the way, each unit of it named once: promises, and what nobody in service holds."""
         text = (
             f"beside what is promised: admitted at peak are {self._by_band(self.promised_units)}, of which resident now "
-            f"{self._by_band(resident)}"
+            f"{self._by_band(self._units.counts.sum(axis=1))}"
         )
-        if not waits_for:
-            return f"{text}; nothing is going to free any"
-        return f"{text}; waits for {', '.join(reason.value for reason in waits_for)}"
+        cached, evictable = self._takes.held_units(), self._takes.evictable_units()
+        if any(cached.values()):
+            names = [band.name for band in self._sized.layout.bands]
+            text += (
+                f"; a cache holds {self._by_band([cached.get(name, 0) for name in names])}, of which it could evict "
+                f"{self._by_band([evictable.get(name, 0) for name in names])}"
+            )
+        withheld = [band.withheld_units for band in self._chain.statistics().bands]
+        if any(withheld):
+            text += f"; fixed, quarantined or under a transfer, and nobody's, are {self._by_band(withheld)}"
+        return text
 
     def _by_band(self, units: IntArray | Sequence[int]) -> str:
         bands = self._sized.layout.bands

@@ -29,14 +29,17 @@ class EvictingTakes:
         """Units of the cache that no row accounts for, by band."""
         return {} if self._cache is None else self._cache.held_units()
 
+    def evictable_units(self) -> Mapping[str, int]:
+        """Of them, those that it could free now."""
+        return {} if self._cache is None else self._cache.evictable_units()
+
     def counted_on_again(self, name: str) -> int:
         """Units of one band that rows count on beside those in use, since they share some."""
         return 0 if self._cache is None else self._cache.units_counted_on_again().get(name, 0)
 
     def has_room(self, units: Mapping[str, int]) -> bool:
         """Whether so many units fit, by band, once all that is evictable has been evicted."""
-        evictable = {} if self._cache is None else self._cache.evictable_units()
-        return self._chain.admits(units, evictable)
+        return self._chain.admits(units, self.evictable_units())
 
     def take_slots(self, count: int) -> IntArray:
         """State slots that were promised this moment; raises `InvariantError` where they are refused."""
@@ -70,15 +73,25 @@ class EvictingTakes:
             return answer
         asked = {band.name: band.asked for band in answer.bands}
         with self._chain.capacity_decision("an eviction"):
-            if not self.has_room(asked):
+            evictable = self.evictable_units()
+            if not self._chain.admits(asked, evictable):
                 return answer
+            # What others were promised needs no look: to take what one was promised leaves the sum as it was (ADR 7).
             self._cache.evict_until(lambda freed: self._chain.fits_after_frees(asked, freed))
-        return self._chain.take(pages=pages, state_slots=slots, bands=bands)
+        answer = self._chain.take(pages=pages, state_slots=slots, bands=bands)
+        if isinstance(answer, TakeRefusal) and not self._chain.uses.bind_layout:
+            raise InvariantError(
+                "storage.evicted_enough",
+                f"a prefix cache said that it could evict {dict(evictable)}, evicted, and this take found no room: {answer}",
+                "the cache freed less than it was asked for, or counted as evictable what a transfer, a load or a hit keeps",
+            )
+        return answer
 
 
 def _broken_promise(refusal: TakeRefusal) -> InvariantError:
     return InvariantError(
         "storage.admission_guarantee",
         f"an admitted request was refused: {refusal}",
-        "a demand was priced too low, or units were taken that nobody was promised",
+        "a checkpoint was reached and not noted (checkpoints_taken, where a policy has an interval), units were taken that nobody was "
+        "promised, a cache locked what it had offered, or a demand was priced too low",
     )

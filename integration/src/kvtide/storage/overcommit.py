@@ -15,18 +15,20 @@ import attrs
 from kvtide.storage.errors import StorageError
 
 
+def _exact(share: Fraction | float) -> Fraction:
+    """Raise `StorageError` for what is no share."""
+    is_number = isinstance(share, Fraction | int | float) and not isinstance(share, bool)
+    if not is_number or not 0 < share <= 1:
+        raise StorageError(f"expected_output_fraction must be above 0 and at most 1, found {share!r}")
+    return Fraction(str(share))
+
+
 @attrs.frozen
 class Overcommit:
     """Promise output share by share."""
 
-    expected_output_fraction: Fraction | float
-    """A share, of the output limit; above 0 and at most 1."""
-
-    def __attrs_post_init__(self) -> None:
-        if not 0 < self.expected_output_fraction <= 1:
-            raise StorageError(
-                f"expected_output_fraction must be above 0 and at most 1, found {self.expected_output_fraction!r}"
-            )
+    expected_output_fraction: Fraction = attrs.field(converter=_exact)
+    """A share, of the output limit; above 0 and at most 1. A float is taken as it is written: 0.07 is 7 of 100."""
 
     def promised_output(self, output_tokens: int, reached_tokens: int) -> int:
         """Output that is promised to a request of this limit which is to reach `reached_tokens` of it: the fewest whole shares."""

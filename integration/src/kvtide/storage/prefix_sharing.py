@@ -160,15 +160,13 @@ class PrefixSharing:
         """Whether a row was admitted with its tokens."""
         return bool(self._is_shared[row])
 
-    def note_checkpoints(self, rows: IntArray) -> None:
-        """Let windows retire to the latest point of the grid that rows have reached, as they are priced: its checkpoint was taken, or is
-        forgone, and what a hit on the one before needs is the tree's.
+    def latest_checkpoints(self, rows: IntArray, lengths: IntArray, noted: IntArray) -> IntArray:
+        """Where rows of these lengths have theirs: as `noted`, but rows that share prefixes at the latest point of the grid, to which
+        they are priced. The checkpoint there was taken, or is forgone, and what a hit on the one before needs is the tree's.
         """
-        if self._grid is not None:
-            shared = rows[self._is_shared[rows]]
-            self._requests.checkpoint_lengths[shared] = (
-                self._requests.lengths[shared] // self._grid * self._grid
-            )
+        if self._grid is None:
+            return noted
+        return np.where(self._is_shared[rows], lengths // self._grid * self._grid, noted)
 
     def chunk_end(self, row: int, start: int, end: int) -> int:
         """Where a chunk that may reach from `start` to `end`, not past the prompt, is to end, so that its windows and state serve others.

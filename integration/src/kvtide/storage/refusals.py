@@ -24,15 +24,21 @@ class WillFree(enum.Enum):
 
 @attrs.frozen(kw_only=True)
 class AdmissionRefusal(Refusal):
-    """Requests that are not admitted now: they wait, or are turned away."""
+    """Requests that are not admitted now: all of them wait, some are to be turned away, or fewer are to be asked for at once."""
 
     waits_for: tuple[WillFree, ...]
-    """What is going to free what they need; empty where nothing will."""
+    """What is going to free what they need; empty where waiting would be for ever."""
+
+    turned_away: tuple[int, ...] = ()
+    """Which of them can never be admitted, by their place in what was asked; the others may be asked for again."""
+
+    first_that_fit: int | None = None
+    """Where each could be served and never all at once: how many of them, from the first on, may be asked for together."""
 
     @property
     def is_final(self) -> bool:
-        """Whether they are to be turned away: waiting would be for ever."""
-        return not self.waits_for
+        """Whether those of `turned_away` are to be turned away. Of a request that was asked for by itself: it is."""
+        return bool(self.turned_away)
 
 
 @attrs.frozen(kw_only=True)
@@ -40,7 +46,8 @@ class PromiseRefusal(Refusal):
     """A step of requests that were promised a share of their output, have reached its end, and find no room for another.
 
     Retract some of `overcommitted`, the newest first, until the step is prepared; a row of `rows` among them leaves the step. No row
-    that was promised its whole output need go: if a request is the only one left, its own share fits.
+    that was promised its whole output need go: if a request is the only one left, its own share fits, unless units have been
+    fixed or quarantined since it was admitted. Then it may be retracted and wait until they are let go, or end where it is.
     """
 
     rows: tuple[int, ...]

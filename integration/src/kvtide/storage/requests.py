@@ -32,6 +32,8 @@ class RequestTable:
         """Tokens written and advanced over."""
         self.prepared: IntArray = np.zeros(row_count, np.int64)
         """`lengths`, and the tokens of steps not yet advanced over: an upper bound of what has been written."""
+        self.recorded: IntArray = np.zeros(row_count, np.int64)
+        """Tokens that recorded forwards have written, or will: between `lengths` and `prepared`."""
         self.open_steps: IntArray = np.zeros(row_count, np.int64)
         """Steps prepared and neither advanced over nor abandoned."""
         self.prompts: IntArray = np.zeros(row_count, np.int64)
@@ -73,7 +75,8 @@ class RequestTable:
         self.prompts[rows] = prompts
         self.limits[rows] = limits
         self.chunk_limits[rows] = chunk_limit
-        self.cached_tokens[rows] = self.lengths[rows] = self.prepared[rows] = cached_tokens
+        for column in (self.cached_tokens, self.lengths, self.recorded, self.prepared):
+            column[rows] = cached_tokens
         self.checkpoint_lengths[rows] = cached_tokens if has_checkpoints else NO_CHECKPOINT
         self.state_slots[rows] = state_slots
         return rows
@@ -112,6 +115,10 @@ class RequestTable:
         of_row, columns = spread(rows, first, end - first)
         self.pages[of_row, columns] = SINK
         self._mirror.stage(of_row * self.pages_per_row + columns, np.full(len(columns), SINK))
+
+    def truncate(self, rows: IntArray, page_counts: IntArray) -> None:
+        """Let each row end behind its first `page_counts[i]` pages; the caller has forgotten the others."""
+        self.page_counts[rows] = page_counts
 
     def is_same_request(self, rows: IntArray, generations: IntArray) -> npt.NDArray[np.bool_]:
         """Which rows still serve the request that they served at `generations`."""
@@ -156,6 +163,7 @@ class RequestTable:
         return (
             self.page_counts,
             self.lengths,
+            self.recorded,
             self.prepared,
             self.open_steps,
             self.prompts,

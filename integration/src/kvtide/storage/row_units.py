@@ -164,26 +164,42 @@ class RowUnits:
 
     # ── giving up ──
 
-    def retire(self, rows: IntArray) -> None:
-        """Free the window pages that neither a token behind the rows' lengths reads nor a hit on their latest checkpoints.
+    def retired(self, rows: IntArray, lengths: IntArray, checkpoints: IntArray) -> Sequence[Segment]:
+        """The window pages that neither a token behind `lengths` reads nor a hit on the rows' latest `checkpoints`; `retire` frees them.
 
-        A forward in flight may still load them, so they pend until it is over.
+        Raises `InvariantError` for one that is not bound.
         """
-        at = self._requests.lengths[rows]
-        if self._grid is not None:
-            at = np.minimum(at, self._requests.checkpoint_lengths[rows])
+        at = lengths if self._grid is None else np.minimum(lengths, checkpoints)
         segments = []
         for place, pool in self._retiring:
             ends = self._first_kept(pool, at)
             moves = ends > self._first[place, rows]
             if moves.any():
-                segments.append(self._segment(place, pool, rows[moves], ends[moves]))
+                moving = rows[moves]
+                segments.append(self._segment(place, pool, moving, self._first[place, moving], ends[moves]))
+        return segments
+
+    def retire(self, segments: Sequence[Segment]) -> None:
+        """Free what `retired` found. A forward in flight may still load it, so it pends until that is over."""
         self._free(segments)
+
+    def give_back(self, rows: IntArray, lengths: IntArray) -> None:
+        """Free the pages of rows behind their first `lengths[i]` tokens, which are prepared and of which nobody has given up the end."""
+        first, ends = -(-lengths // self._plan.page_tokens), self._requests.page_counts[rows]
+        behind = ends > first
+        rows, first, ends = rows[behind], first[behind], ends[behind]
+        if not len(rows):
+            return
+        segments = [self._segment(place, pool, rows, first, ends) for place, pool in self._releases]
+        self._free(segments, at_end=True)
+        self._requests.truncate(rows, first)
 
     def release(self, rows: IntArray) -> None:
         """Free everything that rows hold."""
         ends = self._requests.page_counts[rows]
-        segments = [self._segment(place, pool, rows, ends) for place, pool in self._releases]
+        segments = [
+            self._segment(place, pool, rows, self._first[place, rows], ends) for place, pool in self._releases
+        ]
         self._check_whole(rows, segments)
         self._free(segments)
         self._first[:, rows] = 0
@@ -196,7 +212,7 @@ class RowUnits:
     # ── helpers ──
 
     def _first_kept(self, pool: SubPool, at: IntArray) -> IntArray:
-        """First page that a query at position `at` reads."""
+        """First page that a query at position `at` reads, as `kvtide.sizing` prices it; or writes, of a window of one token."""
         if pool.window_tokens is not None:
             return np.maximum(0, at - pool.window_tokens + 1) // self._plan.page_tokens
         assert pool.chunk_tokens is not None, "full attention reads all"
@@ -224,11 +240,8 @@ class RowUnits:
         counts = [np.bincount(of_row[is_bound], minlength=len(rows)) for is_bound in bound]
         return StepTake(new_pages, minted, int(minted.sum()), bands, counts)
 
-    def _segment(self, place: int, pool: SubPool, rows: IntArray, ends: IntArray) -> Segment:
-        """The pages that one band still holds of rows before `ends`, none of which is behind the first; raises `InvariantError` for one that
-        is not bound.
-        """
-        first = self._first[place, rows]
+    def _segment(self, place: int, pool: SubPool, rows: IntArray, first: IntArray, ends: IntArray) -> Segment:
+        """Pages `[first[i], ends[i])` of rows in one band; raises `InvariantError` for one that is not bound."""
         freed = ends - first
         virtual = self._requests.held(rows, first, ends) if freed.any() else freed[:0]
         if len(virtual):
@@ -267,11 +280,13 @@ class RowUnits:
                     "window pages were bound behind the storage's back, or their count was lost",
                 )
 
-    def _free(self, segments: Sequence[Segment]) -> None:
+    def _free(self, segments: Sequence[Segment], *, at_end: bool = False) -> None:
+        """Free segments at the beginning of what rows hold, or at its end."""
         for segment in segments:
             name = self._plan.sub_pools[segment.place].name
             self._chain.free_pages(name, segment.virtual)
-            self._first[segment.place, segment.rows] = segment.ends
+            if not at_end:
+                self._first[segment.place, segment.rows] = segment.ends
             self.counts[segment.place, segment.rows] -= segment.freed
             if name == self._owner_name:
                 self._requests.forget(segment.rows, segment.first, segment.ends)

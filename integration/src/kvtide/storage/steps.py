@@ -4,7 +4,8 @@
                       └───────────────────────────┴── abandon → ABANDONED
 
 A step knows its rows by generation: a row that was released and admitted anew is another request, which the step does not touch.
-With overlap a row has two steps at most: one recorded and not yet advanced over, and the next.
+With overlap a row has two steps at most: one recorded and not yet advanced over, and the next. So what a step builds on is
+written when it is launched, its forward sees no pages of a later one, and whatever is abandoned is a row's last.
 """
 
 from __future__ import annotations
@@ -96,6 +97,11 @@ def check_step(
             f"cannot prepare a step of rows {waiting.tolist()}: {forwards_in_flight} of their steps, the most that may be open, "
             "were neither advanced over nor abandoned"
         )
+    held = rows[requests.prepared[rows] != requests.recorded[rows]]
+    if len(held):
+        raise StorageError(
+            f"cannot prepare a step of rows {held.tolist()}: the one before was neither recorded nor abandoned, and this one builds on it"
+        )
     limits = requests.chunk_limits[rows]
     is_wrong = (counts <= 0) | (counts > limits)
     if is_wrong.any():
@@ -115,14 +121,24 @@ def check_step(
     several = rows[(counts > 1) & (ends > requests.prompts[rows])]
     if len(several):
         raise StorageError(
-            f"cannot prepare a step of rows {several.tolist()}: several tokens at once past the prompt; admission priced "
-            "one a step there"
+            f"cannot prepare a step of rows {several.tolist()}: several tokens at once past the prompt; end the "
+            "chunk with it, and give each step behind it one token"
         )
     over = rows[ends > requests.limits[rows]]
     if len(over):
         raise StorageError(
             f"cannot prepare a step of rows {over.tolist()}: more tokens than they were admitted for "
             f"({requests.limits[over].tolist()})"
+        )
+
+
+def check_launch(requests: RequestTable, step: PreparedStep) -> None:
+    """Raise `StorageError` unless the rows of a prepared step are still its requests'."""
+    gone = step.rows[~requests.is_same_request(step.rows, step.generations)]
+    if len(gone):
+        raise StorageError(
+            f"cannot launch a step of rows {step.rows.tolist()}: rows {gone.tolist()} were released since it was prepared; "
+            "abandon it and prepare the others anew"
         )
 
 
@@ -147,12 +163,12 @@ def check_checkpoints(
         raise StorageError(f"cannot note checkpoints of {len(rows)} rows at {len(lengths)} lengths")
     is_wrong = (
         (lengths % grid_tokens != 0)
-        | (lengths > requests.prepared[rows])
+        | (lengths > requests.recorded[rows])
         | (lengths < requests.checkpoint_lengths[rows])
     )
     if is_wrong.any():
         raise StorageError(
             f"cannot note checkpoints of rows {rows[is_wrong].tolist()} at {lengths[is_wrong].tolist()} tokens: they lie on the "
-            f"grid of {grid_tokens} tokens, no further than {requests.prepared[rows[is_wrong]].tolist()} and no earlier than "
-            f"{requests.checkpoint_lengths[rows[is_wrong]].tolist()}"
+            f"grid of {grid_tokens} tokens, no further than recorded forwards reach, {requests.recorded[rows[is_wrong]].tolist()}, and "
+            f"no earlier than {requests.checkpoint_lengths[rows[is_wrong]].tolist()}"
         )

@@ -2,11 +2,12 @@
 
 | verb | when | refuses | waits for |
 | - | - | - | - |
-| `use_cache` | once, before requests begin | – | nothing |
+| `use_cache` | once, before requests begin, where the policy shares no prefixes | – | nothing |
+| `max_new_tokens_for_memory` | a request arrives | –; 0 where no output would do | nothing |
 | `arrival_refusal` | a request arrives | what could never be admitted; changes nothing | nothing |
 | `admit` | requests are to begin, with their prompts where prefixes are shared | peaks that do not fit beside what is promised: to wait, or for good | the schedule stream, as below |
 | `chunk_tokens` | a prefill chunk is to be cut | – | nothing |
-| `prepare_step` | before a forward | under `Overcommit`, a further share of output; else nothing | the schedule stream, for pages it settles |
+| `prepare_step` | before a forward | under `Overcommit`, a further share of output; while units are fixed or under a transfer, its take | the schedule stream, for pages it settles |
 | `launch_forward` | the forward is about to be queued | – | the forward stream, for the upload |
 | `record_forward` | it has been queued | – | the schedule stream, for its read end, and for all of it where it ends at a checkpoint |
 | `abandon` | it will not run after all | – | the schedule stream, for what was queued of it |
@@ -57,7 +58,14 @@ from kvtide.storage.requests import RequestTable, spread
 from kvtide.storage.row_state import RowResets, RowState
 from kvtide.storage.row_units import RowUnits
 from kvtide.storage.statistics import StorageStatistics
-from kvtide.storage.steps import PreparedStep, StepState, check_checkpoints, check_step, check_turn
+from kvtide.storage.steps import (
+    PreparedStep,
+    StepState,
+    check_checkpoints,
+    check_launch,
+    check_step,
+    check_turn,
+)
 from kvtide.storage.supported import check_device, check_policy, check_supported
 from kvtide.storage.tree import EvictionPolicy
 from kvtide.storage.whole_numbers import whole_numbers
@@ -182,7 +190,7 @@ class KVStorage:
 
         Whatever is admitted can run to its end, in chunks of at most `requests.chunk_limits[row]` tokens: no later take of it is
         refused. Under `Overcommit` that holds for a share of the output; `whole` promises all of it, as a request that was retracted
-        must be. A refusal says what is waited for, or that waiting would be for ever.
+        must be. A refusal says what is waited for, or which requests could never be served, or how many of them could go at once.
         """
         lengths = whole_numbers("prompt_tokens", prompt_tokens)
         outputs = whole_numbers("output_tokens", output_tokens)
@@ -266,10 +274,10 @@ class KVStorage:
         """Hold pages for `counts[i]` more tokens of row `rows[i]`; the step of one forward over these rows.
 
         The forward of a row's last step may still run, where the policy overlaps: its tokens count as written. Refused, as errors, are
-        rows that are not in use or have more steps open, counts that are not positive or longer than a row's chunk limit, a chunk
+        rows that are not in use, have more steps open or one that is not recorded, counts that are not positive or longer than a row's chunk limit, a chunk
         that ends off the grid of checkpoints within a prompt, several tokens at once past the prompt, and more tokens than a row was
-        admitted for. Refused, as values, with nothing changed: a further share of output (`PromiseRefusal`, under `Overcommit` only);
-        a take that fixed units or transfers are in the way of (`TakeRefusal`).
+        admitted for. Refused, as values, with nothing taken: a further share of output (`PromiseRefusal`, under `Overcommit` only);
+        a take that fixed units or transfers are in the way of (`TakeRefusal`; a share that was promised for it stays promised).
         """
         rows, counts = whole_numbers("rows", rows), whole_numbers("counts", counts)
         self._steps.check_pages_may_change("a step")
@@ -305,12 +313,7 @@ class KVStorage:
         `StorageError` if a row of the step was released meanwhile.
         """
         step.check_state("launch", StepState.PREPARED)
-        gone = step.rows[~self.requests.is_same_request(step.rows, step.generations)]
-        if len(gone):
-            raise StorageError(
-                f"cannot launch a step of rows {step.rows.tolist()}: rows {gone.tolist()} were released since it was prepared; "
-                "abandon it and prepare the others anew"
-            )
+        check_launch(self.requests, step)
         step.launch = self._steps.forward_launched()
         step.state = StepState.LAUNCHED
         step.reset_rows = self._row_resets.take()
@@ -343,6 +346,7 @@ class KVStorage:
         self.chain.forward_recorded(recorded, self._units.writes_of_step(step))
         if step.taken is not None:
             self.chain.written(step.taken)
+        self.requests.recorded[step.rows] = step.starts + step.counts
         step.state = StepState.RECORDED
         read_end = None if read_ends is None else read_ends.end
         device.wait_event(device.schedule_stream, step.done_event if read_end is None else read_end)
@@ -368,12 +372,17 @@ class KVStorage:
         step.state = StepState.PROCESSED
 
     def abandon(self, step: PreparedStep) -> None:
-        """Give up a step that was not recorded: its tokens count as never prepared, its pages stay with their rows.
+        """Give up a step that was not recorded: its tokens count as never prepared, and its rows give back what it took.
 
-        Work that was queued for it may still run: the schedule stream waits for the forward stream as it is now, so nothing
-        moves or is zeroed under that work.
+        So a row holds pages for the tokens of its open steps and no others, whatever is tried and given up: what windows bind behind a
+        chunk depends on where it ends. Work that was queued for the step may still run: the schedule stream waits for the forward stream
+        as it is now, so nothing moves or is zeroed under that work.
         """
         step.check_state("abandon", StepState.PREPARED, StepState.LAUNCHED)
+        is_same = self.requests.is_same_request(step.rows, step.generations)
+        rows, starts = step.rows[is_same], step.starts[is_same]
+        if step.launch is None:
+            self._steps.check_pages_may_change("an abandoned step")
         if step.launch is not None:
             device = self.device
             device.wait_event(device.schedule_stream, device.record_event(device.forward_stream))
@@ -382,11 +391,11 @@ class KVStorage:
             log.info("storage.launch_aborted", rows=step.rows.tolist())
         if step.reset_rows is not None:
             self._row_resets.mark(step.reset_rows)
+        self._units.give_back(rows, starts)
         if step.taken is not None:
             self.chain.pay_zero_debt(step.taken)
-        is_same = self.requests.is_same_request(step.rows, step.generations)
-        self.requests.prepared[step.rows[is_same]] = step.starts[is_same]
-        self.requests.open_steps[step.rows[is_same]] -= 1
+        self.requests.prepared[rows] = starts
+        self.requests.open_steps[rows] -= 1
         step.state = StepState.ABANDONED
 
     def checkpoints_taken(self, rows: npt.ArrayLike, lengths: npt.ArrayLike) -> None:
@@ -419,11 +428,14 @@ class KVStorage:
         is_same = self.requests.is_same_request(step.rows, step.generations)
         rows, starts = step.rows[is_same], step.starts[is_same]
         check_turn(self.requests, rows, starts)
-        self.requests.lengths[rows] = starts + step.counts[is_same]
-        self.requests.open_steps[rows] -= 1
+        lengths, checkpoints = starts + step.counts[is_same], self.requests.checkpoint_lengths[rows]
         if self._sharing is not None:
-            self._sharing.note_checkpoints(rows)
-        self._units.retire(rows)
+            checkpoints = self._sharing.latest_checkpoints(rows, lengths, checkpoints)
+        retired = self._units.retired(rows, lengths, checkpoints)
+        self.requests.lengths[rows] = lengths
+        self.requests.checkpoint_lengths[rows] = checkpoints
+        self.requests.open_steps[rows] -= 1
+        self._units.retire(retired)
         if self._sharing is not None:
             self._sharing.advance(rows, None if tokens is None else tokens[is_same])
         step.state = StepState.DONE

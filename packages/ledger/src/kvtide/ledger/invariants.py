@@ -287,6 +287,11 @@ _ALL = (
         holds="At idle, all that is promised and not held can be laid out, caches evicted, unless units are fixed or under a transfer.",
     ),
     Invariant(
+        id="storage.evicted_enough",
+        guard="storage",
+        holds="A prefix cache that said it could evict enough for a take frees enough, unless units are fixed or under a transfer.",
+    ),
+    Invariant(
         id="storage.admission_guarantee",
         guard="storage",
         holds="An admitted request is never refused a take.",

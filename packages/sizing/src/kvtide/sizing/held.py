@@ -49,9 +49,12 @@ class HeldBand:
         return self.kept(length)
 
     def pages(self, length: int, end: int, first: int) -> int:
-        """Pages from `first` on that hold tokens `[kept(length), end)`; `first` starts a page."""
+        """Pages from `first` on that hold tokens `[kept(length), end)`; `first` starts a page.
+
+        Where none of them is kept, of a window of one token say, the page that `end` lies inside still is: the next token goes there.
+        """
         begin = max(first, self.kept(length))
-        return ceil_div(end, self.page_tokens) - begin // self.page_tokens if begin < end else 0
+        return max(0, ceil_div(end, self.page_tokens) - begin // self.page_tokens)
 
     def most_pages(self, shortest: int, longest: int, written: int, first: int) -> int:
         """Most pages over lengths `[shortest, longest]` while `written` tokens are written behind them."""
