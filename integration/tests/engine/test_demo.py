@@ -41,6 +41,8 @@ def test_the_demo_serves_checks_and_draws(tmp_path: Path) -> None:
     for run in document["runs"]:
         assert run["requests"] >= 12
         assert run["pages_moved"] > 0
+        assert run["prompt_tokens_known"] >= run["prompt_tokens_hit"] > 0
+        assert sum(run["units_evicted"].values()) > 0
         assert run["requests_held"] > run["requests_held_static"]
         root = ET.parse(run["picture"]).getroot()
         steps = [text.text for text in root.iter(f"{SVG}text") if (text.text or "").startswith("step ")]
@@ -98,9 +100,13 @@ def test_each_rule_that_is_switched_off_is_seen(tmp_path: Path, rule: str) -> No
 
 
 def test_the_plain_loop_is_still_there_and_breaks_nothing(tmp_path: Path) -> None:
-    """One forward at a time needs none of the rules that can be switched off."""
-    result = demo(tmp_path, "--json", "--loop", "plain")
+    """One forward at a time needs none of the rules that can be switched off, and runs every strategy but the lazy one."""
+    result = demo(tmp_path, "--json", "--loop", "plain", "--strategy", "none")
     assert result.exit_code == 0, result.output
+    assert all(run["prompt_tokens_hit"] == 0 for run in json.loads(result.stdout)["runs"])
+    unlike = demo(tmp_path, "--loop", "plain", "--strategy", "extra_buffer_lazy")
+    assert unlike.exit_code == 2
+    assert "does not run without overlap" in unlike.stderr
     refused = demo(tmp_path, "--loop", "plain", "--break", "barrier")
     assert refused.exit_code == 2
     assert "--break barrier needs the overlap loop" in refused.stderr
