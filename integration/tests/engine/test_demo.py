@@ -52,6 +52,8 @@ def test_the_demo_serves_checks_and_draws(tmp_path: Path) -> None:
     for run in document["runs"]:
         assert run["requests"] >= 12
         assert run["pages_moved"] > 0
+        assert run["prompt_tokens_known"] >= run["prompt_tokens_hit"] > 0
+        assert sum(run["units_evicted"].values()) > 0
         assert run["requests_held"] > run["requests_held_static"]
         root = ET.parse(run["picture"]).getroot()
         steps = [text.text for text in root.iter(f"{SVG}text") if (text.text or "").startswith("step ")]
@@ -136,12 +138,17 @@ def test_a_wrong_text_is_shown_beside_the_right_one(tmp_path: Path) -> None:
 
 
 def test_the_plain_loop_is_still_there_and_breaks_nothing(tmp_path: Path) -> None:
-    """One forward at a time needs none of the rules that can be switched off; and what a newcomer sees is a table."""
-    result = demo(tmp_path, "--loop", "plain")
+    """One forward at a time needs none of the rules that can be switched off, and runs every strategy but the lazy one; and what a
+    newcomer sees is a table.
+    """
+    result = demo(tmp_path, "--loop", "plain", "--strategy", "none")
     assert result.exit_code == 0, result.output
     assert "Served from one arena" in result.stdout
     assert "window-16 full" in result.stdout
     assert str(tmp_path / "gpt_oss-page16-") in result.stdout
+    unlike = demo(tmp_path, "--loop", "plain", "--strategy", "extra_buffer_lazy")
+    assert unlike.exit_code == 2
+    assert "does not run without overlap" in unlike.stderr
     refused = demo(tmp_path, "--loop", "plain", "--break", "barrier")
     assert refused.exit_code == 2
     assert "--break barrier needs the overlap loop" in refused.stderr
