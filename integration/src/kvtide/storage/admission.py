@@ -146,8 +146,9 @@ class ChainPrefillBudget:
     ) -> Promise | AdmissionRefusal:
         """What requests of these lengths are promised, all together, or why they are not admitted now.
 
-        `cached`: tokens of each prompt that it is given, whose units a prefix cache holds and has locked. `whole`: all their output, whatever the policy. `asks_again`: a
-        final refusal is not counted, since the caller will ask for them without what they are given. Raises `StorageError` for a length that is no positive integer.
+        `cached`: tokens of each prompt that it is given, whose units a prefix cache holds and has locked. `whole`: all their output,
+        whatever the policy. `asks_again`: a final refusal is not counted, since the caller will ask for them without what they are
+        given. Raises `StorageError` for a length that is no positive integer.
         """
         promised = outputs = list(outputs)
         if self._overcommit is not None and not whole:
