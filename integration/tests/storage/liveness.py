@@ -40,6 +40,8 @@ class Scope:
     chunk: int
     window: int | None = None
     has_state: bool = False
+    withheld: int = 0
+    """Of the units, those that a failed transfer may touch for ever: nobody gets them, and nothing is known to give them back."""
     in_flight: int = 1
     """Forwards at once: 2 with overlap."""
     rows: int = 3
@@ -131,15 +133,16 @@ def outstanding(scope: Scope, state: State) -> int:
 
 def guaranteed(scope: Scope, state: State, request: Lengths) -> int | Verdict:
     """The rule as the requirement states it."""
-    taken = units_of(scope, state) + outstanding(scope, state)
+    taken = scope.withheld + units_of(scope, state) + outstanding(scope, state)
     alone = [limit for limit in range(1, scope.chunk + 1) if sum(peak(scope, request, limit)) <= scope.units]
+    now = [limit for limit in alone if taken + sum(peak(scope, request, limit)) <= scope.units]
     if not alone:
         return Verdict.TURNED_AWAY
-    fits = taken + sum(peak(scope, request, alone[-1])) <= scope.units and len(state.running) < scope.rows
-    if fits:
+    if len(state.running) < scope.rows and alone[-1] in now:
         return alone[-1]
-    assert state.running or state.flights, "an empty pool holds what it holds alone"
-    return Verdict.WAIT
+    if state.running or state.flights:
+        return Verdict.WAIT
+    return now[-1] if now else Verdict.TURNED_AWAY
 
 
 class Step(NamedTuple):
@@ -189,7 +192,7 @@ def steps(scope: Scope, rule: Rule, state: State) -> Iterator[tuple[Step, State 
 
 
 def _checked(scope: Scope, state: State) -> State | str:
-    if units_of(scope, state) > scope.units:
+    if scope.withheld + units_of(scope, state) > scope.units:
         return f"a take found no unit: {state}"
     return state
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from kvtide.arena import SCRATCH_BYTES
+from kvtide.chain import Taken
 from kvtide.sizing import CheckpointStrategy, ChunkReads, ServingPolicy, SizingError
 from kvtide.storage import (
     AdmissionRefusal,
@@ -242,6 +243,65 @@ def test_a_request_whose_whole_output_never_fits_is_not_admitted_for_a_share_of_
     assert isinstance(refusal, AdmissionRefusal)
     assert refusal.is_final
     assert not isinstance(storage.admit([1], [8]), AdmissionRefusal)
+
+
+@pytest.mark.requirement("K5")
+def test_the_newest_is_whoever_came_last_whatever_its_row_and_every_share_is_counted() -> None:
+    """Rows are handed out again: by their numbers, a request that has run for long would be retracted for a newcomer."""
+    storage = tiny_storage(tiny_plan(), units=12, rows=3, overcommit=Overcommit(0.5))
+    rows = [int(np.asarray(storage.admit([1], [8]))[0]) for _ in range(3)]
+    assert rows == [0, 1, 2]
+    storage.release([0])
+    assert np.asarray(storage.admit([1], [4])).tolist() == [0]
+    scheduler = Scheduler(storage, [])
+    scheduler.running = [Job(1, 8, 8, row=row) for row in (1, 2)]
+    for job in scheduler.running * 4:
+        scheduler.step(job)
+    refusal = storage.prepare_step([1, 2], [1, 1])
+    assert isinstance(refusal, PromiseRefusal)
+    assert refusal.rows == (1, 2)
+    assert refusal.overcommitted == (0, 2, 1)
+    storage.retract([0])
+    storage.retract([2])
+    assert isinstance(storage.prepare_step([1], [1]), PreparedStep)
+    assert storage.statistics().admission.further_shares == 1
+    assert storage.statistics().admission.retracted_requests == 2
+    both = tiny_storage(tiny_plan(), units=16, rows=2, overcommit=Overcommit(0.25))
+    pair = np.asarray(both.admit([1, 1], [8, 8]))
+    for _ in range(3):
+        step = both.prepare_step(pair, [1, 1])
+        assert isinstance(step, PreparedStep)
+        both.launch_forward(step)
+        both.record_forward(step)
+        both.forward_processed(step)
+        both.advance(step)
+    assert both.statistics().admission.further_shares == 2
+
+
+@pytest.mark.requirement("K5", "T6")
+def test_a_request_left_alone_waits_for_a_share_that_a_failed_transfer_keeps() -> None:
+    """Quarantined units are nobody's to promise: the refusal says where they are, and the share comes once they are let go."""
+    storage = tiny_storage(tiny_plan(), units=10, overcommit=Overcommit(0.25))
+    job = Job(2, 8, 8, row=int(np.asarray(storage.admit([2], [8]))[0]))
+    taken = storage.chain.take(pages=3)
+    assert isinstance(taken, Taken)
+    storage.chain.uses.fix("a failed transfer", {"full": taken.pages})
+    storage.chain.free_pages("full", taken.pages)
+    scheduler = Scheduler(storage, [])
+    scheduler.running = [job]
+    assert job.row is not None
+    for _ in range(6):
+        scheduler.step(job)
+    refusal = storage.prepare_step([job.row], [1])
+    assert isinstance(refusal, PromiseRefusal)
+    assert refusal.overcommitted == (job.row,)
+    assert str(refusal).endswith(
+        "; fixed, quarantined or under a transfer, and nobody's, are 'full' 3; 0 other requests are in service"
+    )
+    storage.chain.uses.unfix("a failed transfer")
+    while job in scheduler.running:
+        scheduler.step(job)
+    storage.verify_idle()
 
 
 @pytest.mark.requirement("K5")

@@ -88,6 +88,8 @@ class ChainPrefillBudget:
         self._serials: IntArray = np.zeros(sized.max_running_requests, np.int64)
         self._admitted = self._turned_away = self._extended = self._retracted = 0
         self._waits: Counter[WillFree] = Counter()
+        self._asked_last: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+        self._alone_last: int | None = None
 
     # ── questions ──
 
@@ -144,8 +146,9 @@ class ChainPrefillBudget:
     ) -> Promise | AdmissionRefusal:
         """What requests of these lengths are promised, all together, or why they are not admitted now.
 
-        `cached`: tokens of each prompt that it is given, whose units a prefix cache holds and has locked. `whole`: all their output, whatever the policy. `asks_again`: a
-        final refusal is not counted, since the caller will ask for them without what they are given. Raises `StorageError` for a length that is no positive integer.
+        `cached`: tokens of each prompt that it is given, whose units a prefix cache holds and has locked. `whole`: all their output,
+        whatever the policy. `asks_again`: a final refusal is not counted, since the caller will ask for them without what they are
+        given. Raises `StorageError` for a length that is no positive integer.
         """
         promised = outputs = list(outputs)
         if self._overcommit is not None and not whole:
@@ -181,7 +184,14 @@ class ChainPrefillBudget:
             return self._demands(prompts[part], promised[part], chunk, cached[part])
 
         everything = slice(count)
-        alone = self._longest(lambda chunk: fits_alone(everything, chunk), least, sized.chunk_tokens)
+        # What waits is asked for in every iteration, with the same lengths.
+        asked = (tuple(prompts), tuple(outputs))
+        if asked != self._asked_last:
+            self._alone_last = self._longest(
+                lambda chunk: fits_alone(everything, chunk), least, sized.chunk_tokens
+            )
+            self._asked_last = asked
+        alone = self._alone_last
         if alone is None:
             return self._refuse_some(
                 count,
@@ -326,9 +336,11 @@ class ChainPrefillBudget:
     @staticmethod
     def _longest(fits: Callable[[int], bool], least: int, most: int) -> int | None:
         """The longest of `[least, most]` that fits, where shorter ones fit too; `None` where none does."""
-        if least > most or fits(most):
-            return most if least <= most else None
-        if not fits(least):
+        if least > most:
+            return None
+        if fits(most):
+            return most
+        if least == most or not fits(least):
             return None
         most -= 1
         while least < most:

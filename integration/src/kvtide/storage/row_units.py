@@ -7,10 +7,12 @@
 
 What no later token reads is given up once its forward is processed: of a window W at length n the tokens before n − W + 1, of an
 attention chunk those before its stretch. Where a policy keeps checkpoints on a grid, a hit on the row's latest one reads what a query
-there would, and windows retire no further: the *retention floor*. Where the backend reads a chunk in activations, a window binds only the chunk's tail, what is kept behind it;
-the rest reads as the sink, and its writes go there.
+there would, and windows retire no further: the *retention floor*. Where the backend reads a chunk in activations, a window binds
+only the chunk's tail, what is kept behind it; the rest reads as the sink, and its writes go there. An abandoned step gives back what it
+took, so a row holds pages up to its prepared tokens and no further.
 
-Frees are *segment frees*: runs of positions of rows, all of a verb checked before the first is carried out.
+Frees are *segment frees*: runs of positions of rows, all of a verb checked before the first is carried out, so that a breach found in
+one band leaves every other as it was.
 """
 
 from __future__ import annotations

@@ -260,7 +260,8 @@ class KVStorage:
     def chunk_tokens(self, row: int, most: int) -> int:
         """How many tokens of its prompt a row is to have in its next chunk, at most `most` and its chunk limit; 0 behind the prompt.
 
-        A row that shares prefixes has its chunks cut where a checkpoint serves most: on the grid, and where its prompt parts from what is known.
+        A row that shares prefixes has its chunks cut where a checkpoint serves most: on the grid, and where its prompt parts from what
+        is known.
         """
         start, prompt = int(self.requests.prepared[row]), int(self.requests.prompts[row])
         end = min(prompt, start + min(most, int(self.requests.chunk_limits[row])))
@@ -274,9 +275,10 @@ class KVStorage:
         """Hold pages for `counts[i]` more tokens of row `rows[i]`; the step of one forward over these rows.
 
         The forward of a row's last step may still run, where the policy overlaps: its tokens count as written. Refused, as errors, are
-        rows that are not in use, have more steps open or one that is not recorded, counts that are not positive or longer than a row's chunk limit, a chunk
-        that ends off the grid of checkpoints within a prompt, several tokens at once past the prompt, and more tokens than a row was
-        admitted for. Refused, as values, with nothing taken: a further share of output (`PromiseRefusal`, under `Overcommit` only);
+        rows that are not in use, have more steps open or one that is not recorded, counts that are not positive or longer than a row's
+        chunk limit, a chunk that ends off the grid of checkpoints within a prompt, several tokens at once past the prompt, and more
+        tokens than a row was admitted for. Refused, as values, with nothing taken: a further share of output (`PromiseRefusal`, under
+        `Overcommit` only);
         a take that fixed units or transfers are in the way of (`TakeRefusal`; a share that was promised for it stays promised).
         """
         rows, counts = whole_numbers("rows", rows), whole_numbers("counts", counts)
@@ -414,8 +416,8 @@ class KVStorage:
         """Count the tokens of a processed step as written, and retire window pages that fell behind.
 
         The next token, at position n, reads a window of W from n - W + 1 on, an attention chunk from its own start, and a hit on the
-        latest checkpoint (`checkpoints_taken`) the same from there; pages wholly before both are freed. A forward in flight may still load them,
-        so they pend until it is over. Rows that were released meanwhile are left alone.
+        latest checkpoint (`checkpoints_taken`) the same from there; pages wholly before both are freed. A forward in flight may still
+        load them, so they pend until it is over. Rows that were released meanwhile are left alone.
 
         Rows that share prefixes hand over what others may hit. `chosen[i]`: the token that row `step.rows[i]` chose, −1 for none; what is
         not told is not handed over.

@@ -54,7 +54,7 @@ class HeldBand:
         Where none of them is kept, of a window of one token say, the page that `end` lies inside still is: the next token goes there.
         """
         begin = max(first, self.kept(length))
-        return max(0, ceil_div(end, self.page_tokens) - begin // self.page_tokens)
+        return ceil_div(end, self.page_tokens) - begin // self.page_tokens
 
     def most_pages(self, shortest: int, longest: int, written: int, first: int) -> int:
         """Most pages over lengths `[shortest, longest]` while `written` tokens are written behind them."""
