@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import random
 
-import attrs
-import numpy as np
 import pytest
 
 from kvtide.chain import TakeRefusal
 from kvtide.sizing import KVDemand, requests_that_fit
-from kvtide.storage.admission import Admission
 
 from .filling import Filling, Held, assert_full
 from .planned import BUILT, EVERY_MODEL, Case, Pages, every_case, rotated_cases, tried
@@ -87,28 +84,21 @@ LENGTHS = [(200, 50), (3000, 900), (20_000, 500), (900, 8000), (90_000, 4000)]
 
 @pytest.mark.requirement("S6", "K5")
 @tried(ci=rotated_cases(BUILT, ["plain"]), nightly=every_case(EVERY_MODEL, ["plain"]))
-def test_admission_promises_exactly_what_the_allocator_takes(case: Case) -> None:
-    """Requests of any mix of lengths: each verdict is what a take of all their peaks meets, a yes as well as a no."""
-    sized = attrs.evolve(case.sized(), max_running_requests=4000)
+def test_admission_asks_exactly_what_the_allocator_takes(case: Case) -> None:
+    """Requests of any mix of lengths: the question that admission asks of the chain is answered as a take of all their peaks is."""
+    sized = case.sized()
     filling, rng = Filling(sized.layout), random.Random(str(case))
-    admission = Admission(sized, lambda: list(filling.live_units().values()))
-    free_rows, rows = list(range(sized.max_running_requests)), dict[int, Held]()
+    here: list[Held] = []
     refused = 0
     while refused < 40:
-        if rows and rng.random() < 0.2:
-            row = rng.choice(sorted(rows))
-            filling.free(rows.pop(row))
-            admission.release(np.array([row]))
-            free_rows.append(row)
+        if here and rng.random() < 0.2:
+            filling.free(here.pop(rng.randrange(len(here))))
         prompt, output = rng.choice(LENGTHS)
-        demand = admission.demand(prompt, output)
-        refusal = admission.refuse([demand], prompt + output, len(free_rows))
+        demand = sized.demand(prompt_tokens=prompt, output_tokens=output)
+        fits = filling.chain.admits(filling.units(demand, 1), {})
         taken = filling.take(filling.shape(demand))
+        assert fits == (not isinstance(taken, TakeRefusal))
         if isinstance(taken, TakeRefusal):
-            assert refusal is not None
             refused += 1
         else:
-            assert refusal is None
-            row = free_rows.pop()
-            rows[row] = taken[0]
-            admission.promise(np.array([row]), [demand])
+            here += taken

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import attrs
 import numpy as np
 import pytest
+import structlog
 import torch
 
 from kvtide.arena import CPUDevice, KVArena
@@ -28,6 +29,13 @@ from kvtide.storage import KVStorage, build_kv_storage
 
 MakeDevice = Callable[[KVArena], CPUDevice]
 Meddle = Callable[[KVStorage, StepReport], None]
+
+
+@pytest.fixture(autouse=True)
+def logging_as_it_was() -> Iterator[None]:
+    """Commands that run in this process say what is logged; other tests look at what is."""
+    yield
+    structlog.reset_defaults()
 
 
 @pytest.fixture(scope="session", autouse=True)
