@@ -9,8 +9,13 @@ import numpy as np
 import pytest
 
 from kvtide.chain import TakeRefusal
+from kvtide.device import NumpyDevice
 from kvtide.sizing import KVDemand, requests_that_fit
-from kvtide.storage.admission import Admission
+from kvtide.storage import AdmissionRefusal
+from kvtide.storage.admission import ChainPrefillBudget
+from kvtide.storage.evicting_takes import EvictingTakes
+from kvtide.storage.requests import RequestTable
+from kvtide.storage.row_units import RowUnits
 
 from .filling import Filling, Held, assert_full
 from .planned import BUILT, EVERY_MODEL, Case, Pages, every_case, rotated_cases, tried
@@ -91,24 +96,38 @@ def test_admission_promises_exactly_what_the_allocator_takes(case: Case) -> None
     """Requests of any mix of lengths: each verdict is what a take of all their peaks meets, a yes as well as a no."""
     sized = attrs.evolve(case.sized(), max_running_requests=4000)
     filling, rng = Filling(sized.layout), random.Random(str(case))
-    admission = Admission(sized, lambda: list(filling.live_units().values()))
-    free_rows, rows = list(range(sized.max_running_requests)), dict[int, Held]()
+    mirror = NumpyDevice(64, byte_work=False).create_mirrors({"rows": sized.max_running_requests})["rows"]
+    requests = RequestTable(sized.max_running_requests, 1, mirror)
+    units = RowUnits(sized, requests, filling.chain, writes_whole_pages=False)
+    budget = ChainPrefillBudget(
+        sized, filling.chain, EvictingTakes(filling.chain), requests, units=units, overcommit=None
+    )
+    held = dict[int, Held]()
     refused = 0
     while refused < 40:
-        if rows and rng.random() < 0.2:
-            row = rng.choice(sorted(rows))
-            filling.free(rows.pop(row))
-            admission.release(np.array([row]))
-            free_rows.append(row)
+        if held and rng.random() < 0.2:
+            row = rng.choice(sorted(held))
+            filling.free(held.pop(row))
+            units.counts[:, row] = 0
+            budget.release(np.array([row]))
+            requests.close(np.array([row]))
         prompt, output = rng.choice(LENGTHS)
-        demand = admission.demand(prompt, output)
-        refusal = admission.refuse([demand], prompt + output, len(free_rows))
-        taken = filling.take(filling.shape(demand))
-        if isinstance(taken, TakeRefusal):
-            assert refusal is not None
+        verdict = budget.offer([prompt], [output], whole=False, cached=[0])
+        if isinstance(verdict, AdmissionRefusal):
+            demand = sized.demand(prompt_tokens=prompt, output_tokens=output)
+            assert isinstance(filling.take(filling.shape(demand)), TakeRefusal), f"{verdict}"
             refused += 1
         else:
-            assert refusal is None
-            row = free_rows.pop()
-            rows[row] = taken[0]
-            admission.promise(np.array([row]), [demand])
+            taken = filling.take(filling.shape(verdict.demands[0]))
+            assert not isinstance(taken, TakeRefusal), f"{taken}"
+            rows = requests.open(
+                np.array([prompt]),
+                np.array([prompt + output - 1]),
+                np.array([-1]),
+                chunk_limit=verdict.chunk_limit,
+                cached_tokens=np.zeros(1, np.int64),
+                has_checkpoints=False,
+            )
+            budget.promise(rows, verdict)
+            units.counts[:, rows[0]] = verdict.demands[0].units
+            held[int(rows[0])] = taken[0]
