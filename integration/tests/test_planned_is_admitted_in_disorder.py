@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import random
 
+import attrs
+import numpy as np
 import pytest
 
 from kvtide.chain import TakeRefusal
+from kvtide.device import NumpyDevice
 from kvtide.sizing import KVDemand, requests_that_fit
+from kvtide.storage import AdmissionRefusal
+from kvtide.storage.admission import ChainPrefillBudget
+from kvtide.storage.evicting_takes import EvictingTakes
+from kvtide.storage.requests import RequestTable
+from kvtide.storage.row_units import RowUnits
 
 from .filling import Filling, Held, assert_full
 from .planned import BUILT, EVERY_MODEL, Case, Pages, every_case, rotated_cases, tried
@@ -84,21 +92,42 @@ LENGTHS = [(200, 50), (3000, 900), (20_000, 500), (900, 8000), (90_000, 4000)]
 
 @pytest.mark.requirement("S6", "K5")
 @tried(ci=rotated_cases(BUILT, ["plain"]), nightly=every_case(EVERY_MODEL, ["plain"]))
-def test_admission_asks_exactly_what_the_allocator_takes(case: Case) -> None:
-    """Requests of any mix of lengths: the question that admission asks of the chain is answered as a take of all their peaks is."""
-    sized = case.sized()
+def test_admission_promises_exactly_what_the_allocator_takes(case: Case) -> None:
+    """Requests of any mix of lengths: each verdict is what a take of all their peaks meets, a yes as well as a no."""
+    sized = attrs.evolve(case.sized(), max_running_requests=4000)
     filling, rng = Filling(sized.layout), random.Random(str(case))
-    here: list[Held] = []
+    mirror = NumpyDevice(64, byte_work=False).create_mirrors({"rows": sized.max_running_requests})["rows"]
+    requests = RequestTable(sized.max_running_requests, 1, mirror)
+    units = RowUnits(sized, requests, filling.chain, writes_whole_pages=False)
+    budget = ChainPrefillBudget(
+        sized, filling.chain, EvictingTakes(filling.chain), requests, units=units, overcommit=None
+    )
+    held = dict[int, Held]()
     refused = 0
     while refused < 40:
-        if here and rng.random() < 0.2:
-            filling.free(here.pop(rng.randrange(len(here))))
+        if held and rng.random() < 0.2:
+            row = rng.choice(sorted(held))
+            filling.free(held.pop(row))
+            units.counts[:, row] = 0
+            budget.release(np.array([row]))
+            requests.close(np.array([row]))
         prompt, output = rng.choice(LENGTHS)
-        demand = sized.demand(prompt_tokens=prompt, output_tokens=output)
-        fits = filling.chain.admits(filling.units(demand, 1), {})
-        taken = filling.take(filling.shape(demand))
-        assert fits == (not isinstance(taken, TakeRefusal))
-        if isinstance(taken, TakeRefusal):
+        verdict = budget.offer([prompt], [output], whole=False, cached=[0])
+        if isinstance(verdict, AdmissionRefusal):
+            demand = sized.demand(prompt_tokens=prompt, output_tokens=output)
+            assert isinstance(filling.take(filling.shape(demand)), TakeRefusal), f"{verdict}"
             refused += 1
         else:
-            here += taken
+            taken = filling.take(filling.shape(verdict.demands[0]))
+            assert not isinstance(taken, TakeRefusal), f"{taken}"
+            rows = requests.open(
+                np.array([prompt]),
+                np.array([prompt + output - 1]),
+                np.array([-1]),
+                chunk_limit=verdict.chunk_limit,
+                cached_tokens=np.zeros(1, np.int64),
+                has_checkpoints=False,
+            )
+            budget.promise(rows, verdict)
+            units.counts[:, rows[0]] = verdict.demands[0].units
+            held[int(rows[0])] = taken[0]

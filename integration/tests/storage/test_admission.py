@@ -181,7 +181,7 @@ def test_what_can_never_be_served_is_turned_away_at_once_though_every_row_is_tak
             [4, 4, 4],
             (),
             2,
-            "3 requests are too many at once, though the first 2 would do: 12 × 16 bytes of 'full' at peak",
+            "3 requests are too many at once, though the first 2 would do: 12 × 16 bytes of 'full' at peak, token by token, do not fit in 128 bytes, not even in an empty arena",
         ),
         (
             [2, 9, 1, 30],

@@ -409,6 +409,16 @@ def test_lengths_that_are_no_lengths_are_refused(prompts: list[int], outputs: li
     storage.verify_idle()
 
 
+@pytest.mark.requirement("K11")
+@pytest.mark.parametrize("column", ["open_steps", "recorded", "prepared", "lengths"])
+def test_a_row_whose_lengths_do_not_agree_is_found_at_idle(column: str) -> None:
+    """Its next step would begin where nothing was written, or leave a gap."""
+    storage, row = ready()
+    getattr(storage.requests, column)[row] += 1
+    with pytest.raises(InvariantError, match=rf"storage\.row_state.*rows in use \[{row}\]"):
+        storage.verify_idle()
+
+
 @pytest.mark.requirement("K1", "S5")
 @pytest.mark.parametrize("over", [1, 2])
 def test_a_chunk_does_not_reach_past_the_prompt(over: int) -> None:

@@ -420,7 +420,8 @@ class ChainPrefillBudget:
             return f"a request of {longest} tokens, output included, is longer than the {sized.max_context_tokens} that rows are sized for"
         if len(prompts) > sized.max_running_requests:
             return f"they need as many rows, of which there are {sized.max_running_requests}"
-        return f"{self._does_not_fit(self._demands(prompts, outputs, chunk), chunk)}, not even alone"
+        alone = "alone" if len(prompts) == 1 else "in an empty arena"
+        return f"{self._does_not_fit(self._demands(prompts, outputs, chunk), chunk)}, not even {alone}"
 
     def _does_not_fit(self, demands: Sequence[KVDemand], chunk: int) -> str:
         layout = self._sized.layout

@@ -149,7 +149,9 @@ class RequestTable:
         """Raise `InvariantError` unless rows in use have no step open and free rows hold nothing (K11)."""
         free = ~self._live
         held = np.any([column[free] != 0 for column in self._columns()], axis=0)
-        behind = self._live & ((self.open_steps != 0) | (self.prepared != self.lengths))
+        behind = self._live & (
+            (self.open_steps != 0) | (self.recorded != self.lengths) | (self.prepared != self.lengths)
+        )
         if held.any() or (self.state_slots[free] >= 0).any() or behind.any():
             raise InvariantError(
                 "storage.row_state",
