@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import attrs
 import numpy as np
@@ -150,3 +151,20 @@ def tokens_alone_fixture() -> Callable[[str, Request], tuple[int, ...]]:
 @pytest.fixture(name="numbers")
 def seeded_numbers() -> np.random.Generator:
     return np.random.default_rng(0)
+
+
+@pytest.fixture(scope="session")
+def loops_in_the_interpreter() -> Iterator[None]:
+    """Triton 3.6's interpreter makes loop bounds of arrays of one element as NumPy 2.4 no longer does."""
+    # Imported here: Triton may be missing where other tests run.
+    from triton.runtime import interpreter  # noqa: PLC0415
+
+    patch = interpreter._patch_lang_tensor
+
+    def patched(tensor: Any, scope: Any) -> None:
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(interpreter, "_patch_lang_tensor", patched)
+        yield

@@ -5,171 +5,29 @@ from __future__ import annotations
 import math
 import mmap
 import sys
-from collections.abc import Iterator
-from typing import Any
 
 import attrs
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvtide.engine.attention import CHUNK_READS, PagedRows, Reach, attend, reach_of, torch_attention
-from kvtide.engine.errors import EngineError
+from kvtide.engine.attention import CHUNK_READS, PagedRows, Reach, reach_of, torch_attention
 from kvtide.engine.workload import OVERLAP, PLAIN
 from kvtide.plan import ChunkLifetime, FullLifetime, WindowLifetime
 
+from .attention_cases import DEVICE, EVERYTHING, Case, Tensors, tensors_of, written_out
+
 pytest.importorskip("triton", reason="Triton is not installed: its programs are tested where it is")
-from triton.runtime import interpreter
 
 from kvtide.engine.attention import triton_attention
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-EVERYTHING = Reach()
+pytestmark = pytest.mark.usefixtures("loops_in_the_interpreter")
 MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
 TYPES = [torch.float32, torch.float16]
 if DEVICE == "cuda":
     # Triton's interpreter multiplies the bits of bfloat16 as if they were integers.
     TYPES.append(torch.bfloat16)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def loops_in_the_interpreter() -> Iterator[None]:
-    """Triton 3.6's interpreter makes loop bounds of arrays of one element as NumPy 2.4 no longer does."""
-    patch = interpreter._patch_lang_tensor
-
-    def patched(tensor: Any, scope: Any) -> None:
-        patch(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
-
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(interpreter, "_patch_lang_tensor", patched)
-        yield
-
-
-@attrs.frozen(kw_only=True)
-class Case:
-    """Rows, sizes and a reach; values follow from the seed."""
-
-    tokens_before: tuple[int, ...]
-    query_tokens: int
-    kv_heads: int = 2
-    group: int = 2
-    key_dim: int = 8
-    value_dim: int = 8
-    page_tokens: int = 4
-    reach: Reach = EVERYTHING
-    has_sinks: bool = False
-    spare_columns: int = 0
-    dtype: torch.dtype = torch.float32
-    seed: int = 0
-
-
-@attrs.frozen(eq=False)
-class Tensors:
-    query: torch.Tensor
-    keys: torch.Tensor
-    values: torch.Tensor
-    rows: PagedRows
-    sinks: torch.Tensor | None
-
-    def attend(self, function: Any, scaling: float = 0.3) -> torch.Tensor:
-        return function(
-            self.query, self.keys, self.values, self.rows, scaling=scaling, sinks=self.sinks
-        ).cpu()
-
-
-def tensors_of(
-    case: Case, *, unwritten: float = 0.0, behind: float = 0.0, seed: int | None = None
-) -> Tensors:
-    """The case's values in pages scattered over two planes of one page, as in an arena; `seed` draws where.
-
-    What is not written holds `unwritten`, and what lies behind every query's reach, in pages that a window has given up too, `behind`.
-    """
-    numbers = np.random.default_rng(case.seed)
-    shape = (len(case.tokens_before), case.kv_heads * case.group, case.query_tokens, case.key_dim)
-
-    def drawn(*size: int) -> torch.Tensor:
-        return torch.from_numpy(numbers.standard_normal(size).astype(np.float32)).to(case.dtype)
-
-    query = drawn(*shape)
-    sinks = drawn(shape[1]) if case.has_sinks else None
-    per_page = case.page_tokens
-    lengths = [before + case.query_tokens for before in case.tokens_before]
-    columns = -(-max(lengths) // per_page) + case.spare_columns
-    page_count = 2 + sum(-(-length // per_page) for length in lengths)
-    width = case.key_dim + case.value_dim
-    # A page's envelope: keys of all its tokens, then values, then another layer's bytes.
-    envelopes = torch.full((page_count, per_page * case.kv_heads * (width + 3)), math.nan, dtype=case.dtype)
-    keys, values = (
-        envelopes[:, first : first + per_page * case.kv_heads * dim].view(
-            page_count, per_page, case.kv_heads, dim
-        )
-        for first, dim in ((0, case.key_dim), (per_page * case.kv_heads * case.key_dim, case.value_dim))
-    )
-    keys[0], values[0] = 0.0, 0.0
-    places = np.random.default_rng(case.seed if seed is None else seed).permutation(page_count - 1) + 1
-    table = torch.zeros((len(lengths), columns), dtype=torch.int64)
-    for row, (before, length) in enumerate(zip(case.tokens_before, lengths, strict=True)):
-        pages, places = np.split(places, [-(-length // per_page)])
-        first_seen = int(case.reach.first_seen(torch.tensor([before])))
-        for index, page in enumerate(pages.tolist()):
-            keys[page], values[page] = unwritten, unwritten
-            if (index + 1) * per_page > first_seen:
-                table[row, index] = page
-            for offset in range(min(per_page, length - index * per_page)):
-                entry = (drawn(case.kv_heads, case.key_dim), drawn(case.kv_heads, case.value_dim))
-                is_behind = index * per_page + offset < first_seen
-                keys[page, offset] = behind if is_behind else entry[0]
-                values[page, offset] = behind if is_behind else entry[1]
-    rows = PagedRows(
-        page_table=table.to(DEVICE),
-        tokens_before=torch.tensor(case.tokens_before).to(DEVICE),
-        query_tokens=case.query_tokens,
-        page_tokens=per_page,
-        reach=case.reach,
-    )
-    there = envelopes.to(DEVICE)
-    keys, values = (
-        there.as_strided(plane.shape, plane.stride(), plane.storage_offset()) for plane in (keys, values)
-    )
-    return Tensors(query.to(DEVICE), keys, values, rows, None if sinks is None else sinks.to(DEVICE))
-
-
-def written_out(tensors: Tensors, scaling: float = 0.3) -> torch.Tensor:
-    """Attention as its formula says, one query, head and key at a time, in double precision."""
-    rows, query = tensors.rows, tensors.query.cpu().double()
-    row_count, heads, query_tokens, _ = query.shape
-    keys, values = tensors.keys.cpu().double(), tensors.values.cpu().double()
-    group = heads // keys.shape[2]
-    table = rows.page_table.cpu()
-    output = torch.zeros(row_count, query_tokens, heads, values.shape[-1], dtype=torch.float64)
-    for row, before in enumerate(rows.tokens_before.tolist()):
-        for token in range(query_tokens):
-            position = before + token
-            seen = [
-                key
-                for key in range(position + 1)
-                if (rows.reach.window_tokens is None or key > position - rows.reach.window_tokens)
-                and (
-                    rows.reach.chunk_tokens is None
-                    or key // rows.reach.chunk_tokens == position // rows.reach.chunk_tokens
-                )
-            ]
-            for head in range(heads):
-                entries = [
-                    (int(table[row, key // rows.page_tokens]), key % rows.page_tokens, head // group)
-                    for key in seen
-                ]
-                scores = [float(query[row, head, token] @ keys[at]) * scaling for at in entries]
-                powers = [math.exp(score) for score in scores]
-                total = sum(powers)
-                if tensors.sinks is not None:
-                    total += math.exp(float(tensors.sinks[head]))
-                for power, at in zip(powers, entries, strict=True):
-                    output[row, token, head] += power / total * values[at]
-    return output
 
 
 REACHES = st.one_of(
@@ -232,7 +90,42 @@ def test_triton_and_torch_agree_where_keys_are_cut_into_shares(
     )
     tensors = tensors_of(attrs.evolve(case, dtype=dtype))
     assert triton_attention._shares(4, tensors.rows, 64) == 2
-    error = 1e-5 if dtype is torch.float32 else 2e-2
+    check_alike(tensors, 1e-5 if dtype is torch.float32 else 2e-2)
+
+
+@pytest.mark.requirement("A6")
+@pytest.mark.parametrize(("before", "shares"), [(500, 8), (2100, 32)])
+def test_triton_and_torch_agree_with_as_many_shares_as_there_may_be(
+    before: int, shares: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Most have no key of the short row."""
+    monkeypatch.setattr(triton_attention, "SHARE_BLOCKS", 1)
+    case = Case(tokens_before=(before, 70), query_tokens=1, kv_heads=1, page_tokens=16, has_sinks=True)
+    tensors = tensors_of(case)
+    assert triton_attention._shares(2, tensors.rows, 64) == shares
+    check_alike(tensors, 1e-5)
+
+
+def test_keys_are_cut_into_no_more_shares_than_are_joined_fast() -> None:
+    """However long the rows are, and only while programs are wanting."""
+    long = attrs.evolve(
+        tensors_of(Case(tokens_before=(3,), query_tokens=1)).rows,
+        page_table=torch.zeros((1, 1 << 20), dtype=torch.int64),
+    )
+    assert triton_attention._shares(1, long, 64) == triton_attention.MOST_SHARES
+    assert triton_attention._shares(64, long, 64) == 4
+    assert triton_attention._shares(triton_attention.WANTED_PROGRAMS, long, 64) == 1
+
+
+@pytest.mark.requirement("A6", "P6")
+@pytest.mark.parametrize("query_tokens", [1, 21])
+def test_triton_and_torch_agree_on_wide_entries(query_tokens: int) -> None:
+    """Heads of 200 and more, as some models have: blocks of another size, and of several a row."""
+    case = Case(tokens_before=(40, 3), query_tokens=query_tokens, group=3, key_dim=136, value_dim=200)
+    check_alike(tensors_of(case), 1e-5)
+
+
+def check_alike(tensors: Tensors, error: float) -> None:
     torch.testing.assert_close(
         tensors.attend(triton_attention.attend),
         tensors.attend(torch_attention.attend),
@@ -252,25 +145,37 @@ def test_where_pages_lie_changes_no_bit(case: Case, seed: int) -> None:
         assert torch.equal(here, there)
 
 
+def far(tensor: torch.Tensor, stride: int, used: list[int]) -> torch.Tensor:
+    """`tensor` with `stride` elements from one of its first dimension to the next; a sparse mapping that holds those that are `used`."""
+    size = tensor.element_size() * (len(tensor) * stride + tensor[0].numel())
+    region = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)
+    there = torch.frombuffer(region, dtype=tensor.dtype).as_strided(
+        tensor.shape, (stride, *tensor.stride()[1:])
+    )
+    for place in used:
+        there[place] = tensor[place]
+    return there
+
+
 @pytest.mark.requirement("A3")
-def test_offsets_past_2_31_elements_are_addressed_exactly() -> None:
-    """Planes of an arena of many GiB, a sparse mapping of which only the pages in use are ever touched."""
-    near = tensors_of(Case(tokens_before=(9,), query_tokens=1, kv_heads=1, page_tokens=4))
-    stride, count = 1 << 30, near.keys.shape[0]
-
-    def far(plane: torch.Tensor) -> torch.Tensor:
-        region = mmap.mmap(
-            -1, 4 * count * stride, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
-        )
-        there = torch.frombuffer(region, dtype=torch.float32).as_strided(
-            plane.shape, (stride, *plane.stride()[1:])
-        )
-        for page in near.rows.page_table[0].tolist():
-            there[page] = plane[page]
-        return there
-
-    assert int(near.rows.page_table.max()) * stride > 1 << 31
-    apart = attrs.evolve(near, keys=far(near.keys), values=far(near.values))
+@pytest.mark.parametrize("which", ["keys", "values", "query", "page table"])
+def test_offsets_past_2_31_elements_are_addressed_exactly(which: str) -> None:
+    """Tensors of many GiB, of which only what is used is ever touched. An odd stride has no grain but one element: the factors
+    themselves are past 2³¹ when they are multiplied.
+    """
+    near = tensors_of(Case(tokens_before=(9, 2, 5), query_tokens=1, kv_heads=1, page_tokens=4))
+    stride = (1 << 30) + 1
+    pages = near.rows.page_table.unique().tolist()
+    apart = {
+        "keys": lambda: attrs.evolve(near, keys=far(near.keys, stride, pages)),
+        "values": lambda: attrs.evolve(near, values=far(near.values, stride, pages)),
+        "query": lambda: attrs.evolve(near, query=far(near.query, stride, [0, 1, 2])),
+        "page table": lambda: attrs.evolve(
+            near, rows=attrs.evolve(near.rows, page_table=far(near.rows.page_table, stride, [0, 1, 2]))
+        ),
+    }[which]()
+    assert max(pages) * stride > 1 << 31
+    assert 2 * stride > 1 << 31
     for function in (torch_attention.attend, triton_attention.attend):
         assert torch.equal(apart.attend(function), near.attend(function))
 
@@ -305,26 +210,3 @@ def test_lifetimes_are_reaches_and_the_backend_says_what_its_chunks_read() -> No
     assert reach_of(WindowLifetime(7)) == Reach(window_tokens=7)
     assert reach_of(ChunkLifetime(7)) == Reach(chunk_tokens=7)
     assert PLAIN.chunk_reads is OVERLAP.chunk_reads is CHUNK_READS
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"query": torch.zeros(1, 3, 1, 8)},
-        {"query": torch.zeros(1, 4, 2, 8)},
-        {"query": torch.zeros(1, 4, 1, 8, dtype=torch.float64)},
-        {"values": torch.zeros(4, 4, 1, 8)},
-        {"sinks": torch.zeros(3)},
-    ],
-    ids=["heads", "query tokens", "type", "value heads", "sinks"],
-)
-def test_shapes_that_do_not_belong_together_are_refused(change: dict[str, torch.Tensor]) -> None:
-    tensors = attrs.evolve(tensors_of(Case(tokens_before=(5,), query_tokens=1)), **change)
-    with pytest.raises(EngineError, match=r"cannot attend with queries \[1, "):
-        tensors.attend(attend)
-
-
-def test_entries_that_are_not_dense_are_refused() -> None:
-    tensors = tensors_of(Case(tokens_before=(5,), query_tokens=1))
-    with pytest.raises(EngineError, match=r"entries of the keys lie 2 elements apart"):
-        attrs.evolve(tensors, keys=torch.zeros(4, 4, 2, 16)[..., ::2]).attend(triton_attention.attend)

@@ -7,9 +7,13 @@ can run nothing else.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import attrs
+import numpy as np
 import torch
 
+from kvtide.device import IntArray
 from kvtide.engine.errors import EngineError
 
 FUTURE_TOKEN = -1
@@ -104,10 +108,25 @@ def inputs_of_host(batch: ForwardBatch, padding: Padding | None = None) -> Forwa
     )
 
 
-def inputs_of_device(batch: ForwardBatch, last_tokens: torch.Tensor, lengths: torch.Tensor) -> ForwardInputs:
-    """As the rows' own values on the device say: the token that each chose last, for future ones, and its length, `[rows]` both."""
-    tokens = torch.tensor(batch.token_ids, device=last_tokens.device)
-    return _inputs(batch, torch.where(tokens == FUTURE_TOKEN, last_tokens[:, None], tokens), lengths)
+def inputs_of_device(
+    batch: ForwardBatch,
+    last_tokens: torch.Tensor,
+    lengths: torch.Tensor,
+    send: Callable[[Sequence[IntArray]], Sequence[torch.Tensor]],
+) -> ForwardInputs:
+    """As the rows' own values on the device say: the token that each chose last, for future ones, and its length, `[rows]` both.
+
+    Tokens that the host knows go with `send`, which waits for nothing that is queued; a decode step has none.
+    """
+    known = np.array(batch.token_ids, np.int64)
+    is_future = known == FUTURE_TOKEN
+    if is_future.all():
+        return _inputs(batch, last_tokens[:, None], lengths)
+    (tokens,) = send([known.ravel()])
+    tokens = tokens.view(known.shape)
+    if is_future.any():
+        tokens = torch.where(tokens == FUTURE_TOKEN, last_tokens[:, None], tokens)
+    return _inputs(batch, tokens, lengths)
 
 
 def _inputs(batch: ForwardBatch, tokens: torch.Tensor, lengths: torch.Tensor) -> ForwardInputs:

@@ -5,10 +5,13 @@
     layers, could be captured       read nothing of the step but the buffers ◄──────────────┘
 
 Places behind the step's rows are padding: token 0 at position 0, whose entries are written to the sink and read from there, and whose
-state slot is −1, read as zeros and never written. What a padded place computes is dropped.
+state slot is −1, read as zeros and never written. What a padded place computes is dropped. It must be finite,
+as token 0 of any sound model is: torch's attention loads the sink with weight zero for rows too, and 0 × NaN is NaN.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import attrs
 import torch
@@ -17,11 +20,29 @@ from kvtide.engine.batch import ForwardInputs, Padding
 from kvtide.storage import ForwardIds, ForwardStateSlots, KVStorage
 
 
+@attrs.frozen(eq=False)
+class FixedIds:
+    """What the layers of every decode step index by; `LayerIds` at fixed addresses."""
+
+    write_slots: Mapping[str, torch.Tensor]
+    """By band, `[places]`."""
+
+    page_tables: Mapping[str, torch.Tensor]
+    """By band, `[places, columns]`."""
+
+    state_slots: ForwardStateSlots | None
+    """`[places]`; `None` without a state band."""
+
+
 class DecodeBuffers:
     """The buffers of one storage, beside its tables. One step at a time: the next is filled behind it on the forward stream."""
 
     def __init__(self, storage: KVStorage) -> None:
-        """Room for every row that may run; all of it padding."""
+        """Room for every row that may run; all of it padding. Made on the forward stream, which alone fills and reads it."""
+        with storage.device.on_stream(storage.device.forward_stream):
+            self._allocate(storage)
+
+    def _allocate(self, storage: KVStorage) -> None:
         sized, tables = storage.sized, storage.device.tables
         rows, columns = sized.max_running_requests, sized.pages_per_row
         device = tables["rows"].device
@@ -32,11 +53,10 @@ class DecodeBuffers:
 
         self.padding = Padding(row_count=rows, page_columns=columns)
         """The shape that every step has."""
-        self.ids = ForwardIds(
+        self.ids = FixedIds(
             write_slots={band: zeros(rows) for band in bands},
             page_tables={band: zeros(rows, columns) for band in bands},
             state_slots=None if storage.plan.state_sub_pool is None else ForwardStateSlots(zeros(rows) - 1),
-            rows=zeros(rows) - 1,
         )
         """What the layers index by."""
         self.inputs = ForwardInputs(zeros(rows, 1), zeros(rows, 1))
@@ -49,7 +69,6 @@ class DecodeBuffers:
             _fill(self.ids.page_tables[band], ids.page_tables[band], 0)
         if self.ids.state_slots is not None and ids.state_slots is not None:
             _fill(self.ids.state_slots.slots, ids.state_slots.slots, -1)
-        _fill(self.ids.rows, ids.rows, -1)
         for fixed, values in zip(attrs.astuple(self.inputs), attrs.astuple(inputs), strict=True):
             _fill(fixed, values, 0)
 

@@ -11,6 +11,7 @@ stream's work may run; on other devices torch does the queueing.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Protocol
 
 import attrs
@@ -24,7 +25,7 @@ from kvtide.engine.decode_buffers import DecodeBuffers
 from kvtide.engine.hand_off import HandBack, HandOff
 from kvtide.engine.modelled_device import ModelledTensorDevice
 from kvtide.engine.runner import ModelRunner
-from kvtide.engine.stores import ArenaStore, ForwardStore, HandingBackStore
+from kvtide.engine.stores import ArenaForward, ArenaStore, ForwardStore, HandingBackStore
 from kvtide.storage import ForwardIds, KVStorage, PreparedStep, SharedReadEnds, UnresolvedIds
 
 BACKEND = "page tables and state slots"
@@ -67,6 +68,7 @@ class LaunchedForward:
         """Its rows."""
         self._runner = runner
         self._row_state = storage.row_state
+        self._send = partial(storage.device.send, storage.device.forward_stream)
         self._store = store
         self._unresolved = unresolved
         self._chooses = chooses
@@ -74,7 +76,9 @@ class LaunchedForward:
         self._ids: ForwardIds | None = None
         self._inputs: ForwardInputs | None = None
         self._result: ForwardResult | None = None
-        self._error: BaseException | None = None
+        self._error: Exception | None = None
+        self._layers: ArenaForward | None = None
+        self._has_advanced = False
 
     @property
     def padding(self) -> Padding | None:
@@ -85,15 +89,25 @@ class LaunchedForward:
         """The metadata phase: ids, and what the forward before has left for its rows."""
         self._ids = ids = self._unresolved.resolve()
         state = self._row_state
-        self._inputs = inputs_of_device(self.batch, state.last_tokens[ids.rows], state.lengths[ids.rows])
+        self._inputs = inputs_of_device(
+            self.batch, state.last_tokens[ids.rows], state.lengths[ids.rows], self._send
+        )
         if self._buffers is not None:
             self._buffers.fill(ids, self._inputs)
 
     def run(self, hand_back: HandBack | None = None) -> None:
-        """The model, the choice of tokens, the row state; an error waits for `result`, as a device's does."""
+        """The model, the choice of tokens, the row state; an error waits for `result`, as a device's does.
+
+        Raises `OutOfMemoryError` at once if the caller can launch the forward once more: while it is being launched, which is without
+        `hand_back`, and before states or row state are other than it found them. What it wrote of tokens, another run writes again.
+        """
         try:
             self._result = self._run(hand_back)
-        except BaseException as error:  # noqa: BLE001  # raised where the host looks at the result
+        except torch.OutOfMemoryError as error:
+            if hand_back is None and not self._has_changed_rows:
+                raise
+            self._error = error
+        except Exception as error:  # noqa: BLE001  # raised where the host looks at the result
             self._error = error
 
     def result(self) -> ForwardResult:
@@ -103,16 +117,22 @@ class LaunchedForward:
         assert self._result is not None, "the host has waited for the forward's end"
         return self._result
 
+    @property
+    def _has_changed_rows(self) -> bool:
+        return self._has_advanced or (self._layers is not None and self._layers.has_stored_states)
+
     def _run(self, hand_back: HandBack | None) -> ForwardResult:
         ids, inputs, state = self._ids, self._inputs, self._row_state
         assert ids is not None, "the metadata phase comes first"
-        store: ForwardStore = self._store.forward(ids)
+        self._layers = self._store.forward(ids if self._buffers is None else self._buffers.ids)
         if self._buffers is not None:
-            store, inputs = self._store.forward(self._buffers.ids), self._buffers.inputs
+            inputs = self._buffers.inputs
+        store: ForwardStore = self._layers
         if hand_back is not None:
             store = HandingBackStore(store, hand_back)
         logits = self._runner.run(self.batch, store, inputs)
         tokens = logits.argmax(dim=-1)
+        self._has_advanced = True
         state.advance(ids.rows, self.batch.query_tokens, tokens if self._chooses else None)
         return ForwardResult(logits, tokens, state.lengths[ids.rows], state.drawn_counts[ids.rows])
 
@@ -121,7 +141,10 @@ class ForwardQueue(Protocol):
     """Where forwards are queued."""
 
     def launch(self, forward: LaunchedForward, step: PreparedStep) -> SharedReadEnds | None:
-        """Queue a forward on the forward stream, behind everything there; its read ends, for `record_forward`."""
+        """Queue a forward on the forward stream, behind everything there; its read ends, for `record_forward`.
+
+        Raises `OutOfMemoryError` where there is no room for what it computes and it can be launched once more.
+        """
 
 
 class TorchForwards:
@@ -142,7 +165,10 @@ class TorchForwards:
 
 
 class ModelledForwards:
-    """A modelled device runs forwards in pieces, when its seed or a host wait says so."""
+    """A modelled device runs forwards in pieces, when its seed or a host wait says so.
+
+    They run behind the launch, where an `OutOfMemoryError` is too late for another try: it ends the run with the forward's result.
+    """
 
     def __init__(self, storage: KVStorage, *, declares_read_end: bool = True) -> None:
         """On the device of `storage`, a `ModelledTensorDevice`. Without `declares_read_end`, the barrier waits for whole forwards."""

@@ -164,7 +164,7 @@ class OverlapLoop(SchedulerLoop):
         try:
             read_ends = self._queue.launch(forward, step)
         except torch.OutOfMemoryError:
-            # What is in flight holds memory; without it there may be enough.
+            # What is in flight holds activations; without them there may be room.
             storage.abandon(step)
             if not self._flying:
                 raise

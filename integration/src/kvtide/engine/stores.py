@@ -26,7 +26,7 @@ import torch
 from kvtide.arena import LayerView, RoutedKVCache, gather_tokens, token_slots, write_tokens
 from kvtide.engine.batch import ForwardBatch, Padding
 from kvtide.sizing import ChunkReads
-from kvtide.storage import ForwardIds, ForwardStateSlots
+from kvtide.storage import ForwardStateSlots
 
 Planes = Mapping[str, torch.Tensor]
 """Tensors by the names that the geometry declares: `key`, `value`, `latent`, `conv`, `recurrent`."""
@@ -41,6 +41,22 @@ class LayerPages:
 
     page_table: torch.Tensor
     """Pages of each row from its first token, `[rows, columns]` int64; the same tensor for all layers of a band."""
+
+
+class LayerIds(Protocol):
+    """What the layers of one forward index by: `kvtide.storage.ForwardIds`, or buffers that hold as much of them."""
+
+    @property
+    def write_slots(self) -> Mapping[str, torch.Tensor]:
+        """See `ForwardIds.write_slots`."""
+
+    @property
+    def page_tables(self) -> Mapping[str, torch.Tensor]:
+        """See `ForwardIds.page_tables`."""
+
+    @property
+    def state_slots(self) -> ForwardStateSlots | None:
+        """See `ForwardIds.state_slots`."""
 
 
 class ForwardStore(Protocol):
@@ -121,28 +137,39 @@ class ArenaStore:
         self._routed_cache = routed_cache
         self._page_tokens = page_tokens
 
-    def forward(self, ids: ForwardIds) -> ForwardStore:
+    def forward(self, ids: LayerIds) -> ArenaForward:
         """The store of one forward, whose rows `ids` names."""
-        return _ArenaForward(self._routed_cache, self._page_tokens, ids)
+        return ArenaForward(self._routed_cache, self._page_tokens, ids)
 
 
-@attrs.frozen(eq=False)
-class _ArenaForward:
-    """Ids were translated once, before the forward; what is derived from them here is derived once a band."""
+@attrs.define(eq=False)
+class ArenaForward:
+    """A `ForwardStore` over the arena. Ids were translated once, before the forward; what is derived from them is derived once a band."""
 
     routed_cache: RoutedKVCache
+    """Views of every layer."""
+
     page_tokens: int
-    ids: ForwardIds
+    """Of every page."""
+
+    ids: LayerIds
+    """Of the rows."""
+
+    has_stored_states: bool = attrs.field(default=False, init=False)
+    """Whether some state is the newer one: the forward cannot be run once more from where it began."""
+
     _read_slots: dict[str, tuple[torch.Tensor, torch.Tensor]] = attrs.field(factory=dict, init=False)
     """Band → positions asked for, and their slots."""
 
     def write_tokens(self, layer: int, values: Planes) -> None:
+        """See `ForwardStore.write_tokens`."""
         view = self._attention(layer)
         slots = self.ids.write_slots[view.band]
         for name, plane in view.planes.items():
             write_tokens(plane, slots, values[name])
 
     def read_tokens(self, layer: int, positions: torch.Tensor) -> dict[str, torch.Tensor]:
+        """See `ForwardStore.read_tokens`."""
         view = self._attention(layer)
         asked, slots = self._read_slots.get(view.band, (None, positions))
         if asked is not positions:
@@ -151,13 +178,17 @@ class _ArenaForward:
         return {name: gather_tokens(plane, slots) for name, plane in view.planes.items()}
 
     def pages(self, layer: int) -> LayerPages:
+        """See `ForwardStore.pages`."""
         view = self._attention(layer)
         return LayerPages(view.planes, self.ids.page_tables[view.band])
 
     def load_state(self, layer: int) -> dict[str, torch.Tensor]:
+        """See `ForwardStore.load_state`."""
         return {name: self._state_slots.gather(plane) for name, plane in self._state(layer).planes.items()}
 
     def store_state(self, layer: int, values: Planes) -> None:
+        """See `ForwardStore.store_state`."""
+        self.has_stored_states = True
         for name, plane in self._state(layer).planes.items():
             self._state_slots.scatter(plane, values[name])
 

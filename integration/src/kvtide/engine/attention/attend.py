@@ -42,9 +42,15 @@ def attend(
         `[rows, query_tokens, heads, value_dim]`, of the query's type, on the current stream. Nothing waits for the device.
 
     Raises:
-        EngineError: shapes or types that do not belong together, with what they are.
+        EngineError: shapes or types that do not belong together, with what they are; on a CPU, a row with more tokens than its page
+            table holds. On a GPU the host does not know of such a row: its output is NaN, and no other row's.
     """
     _check(query, keys, values, rows, sinks)
+    if query.numel() == 0:
+        row_count, heads, query_tokens, _ = query.shape
+        return query.new_empty(row_count, query_tokens, heads, values.shape[-1])
+    if rows.tokens_before.device.type == "cpu":
+        _check_lengths(rows)
     if query.is_cuda and HAS_TRITON:
         from kvtide.engine.attention import triton_attention  # noqa: PLC0415  # Triton is optional
 
@@ -63,6 +69,9 @@ def _check(
     kv_heads = keys.shape[2]
     belong = (
         rows.tokens_before.shape == (row_count,)
+        and rows.page_table.dim() == 2
+        and len(rows.page_table) == row_count
+        and rows.page_table.dtype == rows.tokens_before.dtype == torch.int64
         and rows.query_tokens == query_tokens
         and keys.shape[1:] == (rows.page_tokens, kv_heads, key_dim)
         and values.shape[:3] == keys.shape[:3]
@@ -73,6 +82,16 @@ def _check(
     if not belong:
         raise EngineError(
             f"cannot attend with queries {list(query.shape)} of {query.dtype} to keys {list(keys.shape)} of {keys.dtype} and "
-            f"values {list(values.shape)} of {values.dtype}, for {len(rows.tokens_before)} rows of {rows.query_tokens} queries in "
-            f"pages of {rows.page_tokens}, with sinks {None if sinks is None else list(sinks.shape)}"
+            f"values {list(values.shape)} of {values.dtype}, for {list(rows.tokens_before.shape)} rows ({rows.tokens_before.dtype}) of "
+            f"{rows.query_tokens} queries in pages of {rows.page_tokens}, with a page table {list(rows.page_table.shape)} "
+            f"({rows.page_table.dtype}) and sinks {None if sinks is None else list(sinks.shape)}"
+        )
+
+
+def _check_lengths(rows: PagedRows) -> None:
+    tokens, columns = int(rows.tokens_before.max()) + rows.query_tokens, rows.page_table.shape[1]
+    if tokens > columns * rows.page_tokens:
+        raise EngineError(
+            f"cannot attend: a row has {tokens} tokens, and {columns} pages of {rows.page_tokens} tokens are all that its page table "
+            "names"
         )

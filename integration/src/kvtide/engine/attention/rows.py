@@ -7,18 +7,27 @@ import functools
 import attrs
 import torch
 
+from kvtide.engine.errors import EngineError
 from kvtide.plan import ChunkLifetime, Lifetime, WindowLifetime
 
 
 @attrs.frozen(kw_only=True)
 class Reach:
-    """Which tokens a query sees, besides none behind itself; all of them with neither bound."""
+    """Which tokens a query sees, besides none behind itself; all of them without a bound. There is one bound at most."""
 
     window_tokens: int | None = None
     """Only the newest so many, its own included."""
 
     chunk_tokens: int | None = None
     """Only those of its own attention chunk, `[k × chunk_tokens, …)`."""
+
+    def __attrs_post_init__(self) -> None:
+        bounds = [bound for bound in (self.window_tokens, self.chunk_tokens) if bound is not None]
+        if len(bounds) > 1 or min(bounds, default=1) < 1:
+            raise EngineError(
+                f"a query sees a window or an attention chunk, of one token or more: found window_tokens={self.window_tokens}, "
+                f"chunk_tokens={self.chunk_tokens}"
+            )
 
     def first_seen(self, positions: torch.Tensor) -> torch.Tensor:
         """Position of the first token that a query at each of `positions` sees."""
@@ -54,6 +63,9 @@ class PageRuns:
 
     hidden: torch.Tensor
     """`[rows, query_tokens, page_count × page_tokens]`: before the reach, after the query, or not written."""
+
+    is_held: torch.Tensor
+    """`[rows]`: whether the page table names pages for all tokens of the row."""
 
 
 @attrs.frozen(eq=False, kw_only=True)
@@ -96,4 +108,5 @@ class PagedRows:
         positions = (indices * self.page_tokens)[:, :, None] + torch.arange(self.page_tokens, device=device)
         keys = positions.flatten(1)[:, None, :]
         queries = (self.tokens_before[:, None] + torch.arange(self.query_tokens, device=device))[:, :, None]
-        return PageRuns(pages, (keys > queries) | (keys < self.reach.first_seen(queries)))
+        hidden = (keys > queries) | (keys < self.reach.first_seen(queries))
+        return PageRuns(pages, hidden, self.tokens_before + self.query_tokens <= columns * self.page_tokens)

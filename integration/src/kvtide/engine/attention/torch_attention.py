@@ -1,7 +1,7 @@
 """Attention over pages, in torch: the path of a CPU, and what the Triton programs are compared with.
 
-Whole pages are gathered and multiplied at once, so the result depends on what the pages hold and on the shapes, never on where the
-pages lie: over the same tokens in other pages it is the same to the last bit.
+Whole pages are gathered and multiplied at once, so the result depends on what the pages hold and on the shapes, never on at what
+addresses: over the same tokens in other pages it is the same to the last bit.
 """
 
 from __future__ import annotations
@@ -28,10 +28,15 @@ def attend(
     row_count, heads, query_tokens, key_dim = query.shape
     kv_heads = keys.shape[2]
     grouped = query.reshape(row_count, kv_heads, heads // kv_heads, query_tokens, key_dim)
-    scores = grouped @ loaded_keys.transpose(-1, -2) * scaling
+    # In fp32, as the Triton programs: products of fp16 are past its largest number before they are scaled.
+    scores = grouped.float() @ loaded_keys.transpose(-1, -2).float()
+    # A row that its page table does not hold becomes NaN, so that nobody takes what little it sees for its output.
+    scores = (
+        scores * torch.where(runs.is_held, scaling, torch.nan).to(scores.dtype)[:, None, None, None, None]
+    )
     scores = scores.masked_fill(runs.hidden[:, None, None], float("-inf"))
     attended = _weights(scores, sinks).to(values.dtype) @ loaded_values
-    return attended.view(row_count, heads, query_tokens, -1).transpose(1, 2).contiguous()
+    return attended.view(row_count, heads, query_tokens, values.shape[-1]).transpose(1, 2).contiguous()
 
 
 def _weights(scores: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:

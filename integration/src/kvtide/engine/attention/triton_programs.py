@@ -33,6 +33,7 @@ _SIZES = [
     "value_token",
     "value_head",
     "table_row",
+    "table_columns",
 ]
 
 
@@ -72,6 +73,7 @@ def attend_pages(
     value_token: tl.int64,
     value_head: tl.int64,
     table_row: tl.int64,
+    table_columns: tl.int32,
     GROUP: tl.constexpr,
     PAGE_TOKENS: tl.constexpr,
     WINDOW: tl.constexpr,
@@ -91,10 +93,12 @@ def attend_pages(
     Strides of queries, keys and values are counted in grains of `GRAIN` elements, so that the compiler knows that an entry starts
     16-byte aligned where it does, and loads it in such pieces.
     """
-    block = tl.program_id(0)
-    row = (tl.program_id(1) // kv_heads).to(tl.int64)
-    kv_head = (tl.program_id(1) % kv_heads).to(tl.int64)
-    share = tl.program_id(2)
+    # All in the one axis of a grid that may be long.
+    blocks = tl.cdiv(query_tokens * GROUP, QUERIES)
+    block = tl.program_id(0) % blocks
+    row = (tl.program_id(0) // blocks // kv_heads).to(tl.int64)
+    kv_head = (tl.program_id(0) // blocks % kv_heads).to(tl.int64)
+    share = tl.program_id(1)
     places = block * QUERIES + tl.arange(0, QUERIES)
     token = places // GROUP
     head = kv_head * GROUP + places % GROUP
@@ -114,6 +118,9 @@ def attend_pages(
 
     first_key = tl.min(seen_from, axis=0)
     end_key = tl.max(tl.where(is_query, position, -1), axis=0) + 1
+    # Nothing is read behind the table, whatever the lengths say.
+    held_keys = table_columns * PAGE_TOKENS
+    end_key = tl.minimum(end_key, held_keys)
     share_keys = tl.cdiv(tl.cdiv(end_key - first_key, SHARES), KEYS) * KEYS
     begin = first_key + share * share_keys
     end = tl.minimum(begin + share_keys, end_key)
@@ -153,6 +160,9 @@ def attend_pages(
             weights.to(loaded_values.dtype), loaded_values, input_precision="ieee"
         )
         maximum = new_maximum
+
+    # A row that its table does not hold becomes NaN, so that nobody takes what little it sees for its output.
+    weighted = tl.where(before + query_tokens <= held_keys, weighted, float("nan"))
 
     # Queries in the order of the output, [rows, query_tokens, heads].
     place = (row * query_tokens + token) * (kv_heads * GROUP) + head
