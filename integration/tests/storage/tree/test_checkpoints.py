@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 
 from kvtide.device import IntArray
@@ -43,6 +45,26 @@ def slots(storage: KVStorage) -> tuple[int, int]:
     sharing = storage.statistics().sharing
     assert sharing is not None
     return storage.resident_now()["state"], sharing.held_units["state"]
+
+
+def state_bytes(storage: KVStorage, slot: int) -> npt.NDArray[np.uint8]:
+    """Of a virtual state slot, to look at or to write as a forward would."""
+    band = storage.layout.band("state")
+    physical = int(storage.chain.physical_units("state", np.array([slot]))[0])
+    start = band.origin_bytes + physical * band.unit_bytes
+    arena: npt.NDArray[np.uint8] = storage.device.arena.bytes.numpy()
+    return arena[start : start + band.unit_bytes]
+
+
+def state_of(storage: KVStorage, row: int) -> npt.NDArray[np.uint8]:
+    """The running state of a row."""
+    return state_bytes(storage, int(storage.requests.state_slots[row]))
+
+
+def kept_state(storage: KVStorage, prompt: list[int]) -> npt.NDArray[np.uint8]:
+    """The checkpoint that the longest hit of a prompt ends at."""
+    assert storage._sharing is not None
+    return state_bytes(storage, storage._sharing.tree.match(prompt).node.state)
 
 
 @pytest.mark.requirement("K7", "K8", "S5")
@@ -171,6 +193,30 @@ def test_a_row_holds_no_more_than_it_was_priced_for_when_checkpoints_stall(
         assert sharing is not None
         stalls |= {reason for reason, count in sharing.stalled_checkpoints.items() if count}
     assert stalls == {"no tracking slot", "no replacement slot"}
+
+
+@pytest.mark.requirement("K8", "K9")
+@pytest.mark.parametrize(
+    ("strategy", "overlap"), STRATEGIES, ids=lambda value: getattr(value, "value", value)
+)
+def test_requests_that_are_admitted_together_start_from_one_checkpoint(
+    strategy: CheckpointStrategy, overlap: bool
+) -> None:
+    """A burst behind one system prompt: each gets its own copy, and the checkpoint is nobody's need behind the call that copied it."""
+    storage = shared_storage(STATEFUL, 1 << 14, strategy, overlap=overlap)
+    prompt = list(range(9))
+    row = admitted(storage, prompt, 1)
+    advanced(storage, recorded(storage, row, 8))
+    state_of(storage, row)[:] = 77
+    kept_state(storage, prompt)[:] = 8
+    rows = storage.admit([9, 9, 9], [1, 1, 1], prompts=[prompt, prompt, [*prompt[:8], 50]])
+    assert not isinstance(rows, AdmissionRefusal), str(rows)
+    assert storage.requests.cached_tokens[rows].tolist() == [8, 8, 8]
+    assert [set(state_of(storage, each).tolist()) for each in rows.tolist()] == [{8}] * 3
+    assert storage._sharing is not None
+    assert storage._sharing.tree.statistics().needed_units["state"] == 0
+    storage.release([row, *rows])
+    storage.verify_idle()
 
 
 @pytest.mark.requirement("K8")
