@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Hashable
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
 from kvtide.device import IntArray
+from kvtide.ledger import InvariantError
 from kvtide.plan import FullLifetime, WindowLifetime
 from kvtide.sizing import CheckpointStrategy, ServingPolicy
 from kvtide.storage import AdmissionRefusal, KVStorage, PreparedStep, StorageError, TakeRefusal
@@ -284,6 +286,70 @@ def test_prompts_that_do_not_go_together_are_refused() -> None:
     assert not storage.requests.cached_tokens[rows].any()
     storage.release(rows)
     storage.verify_idle()
+
+
+@pytest.mark.requirement("K5", "K8", "K11")
+@pytest.mark.parametrize(
+    ("prompts", "outputs", "keys", "text"),
+    [
+        ([list(range(9))], [0], None, "output_tokens must be a positive integer"),
+        ([list(range(9)), []], [1, 1], None, "prompt_tokens must be a positive integer"),
+        ([list(range(9))] * 2, [1, 1], [None, ["x"]], "extra key"),
+    ],
+)
+def test_an_admission_that_is_called_wrongly_keeps_nothing(
+    prompts: list[list[int]], outputs: list[int], keys: list[Hashable] | None, text: str
+) -> None:
+    """One caller's mistake would lock a hit for ever, and in the end nobody could be admitted."""
+    storage = shared_storage(STATEFUL, 1 << 14, CheckpointStrategy.EXTRA_BUFFER, overlap=False)
+    row = admitted(storage, list(range(9)), 1)
+    advanced(storage, recorded(storage, row, 8))
+    storage.release([row])
+    with pytest.raises(StorageError, match=text):
+        storage.admit([len(prompt) for prompt in prompts], outputs, prompts=prompts, extra_keys=keys)
+    assert_nothing_is_needed(storage)
+
+
+@pytest.mark.requirement("K5", "K8", "K11")
+@pytest.mark.parametrize("verb", ["take", "copy_state_slots"])
+def test_an_admission_that_fails_half_way_keeps_nothing(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever raises behind the lock, the lock, the slots and the rows go with it."""
+    storage = shared_storage(STATEFUL, 1 << 14, CheckpointStrategy.EXTRA_BUFFER, overlap=False)
+    row = admitted(storage, list(range(9)), 1)
+    advanced(storage, recorded(storage, row, 8))
+    storage.release([row])
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("the device has gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(storage.chain, verb, fail)
+        with pytest.raises(RuntimeError, match="has gone"):
+            storage.admit([9], [1], prompts=[list(range(9))])
+    assert_nothing_is_needed(storage)
+
+
+def assert_nothing_is_needed(storage: KVStorage) -> None:
+    sharing = storage.statistics().sharing
+    assert sharing is not None
+    assert sharing.evictable_units == sharing.held_units
+    assert storage.statistics().rows_in_use == 0
+    storage.verify_idle()
+
+
+@pytest.mark.requirement("K8", "K11")
+@pytest.mark.parametrize("is_hit", [False, True])
+def test_a_lock_that_nobody_has_is_found_at_idle(is_hit: bool) -> None:
+    """The books agree with it, and so does every count of units; only who is to end it is missing."""
+    storage = shared_storage(STATEFUL, 1 << 14, CheckpointStrategy.EXTRA_BUFFER, overlap=False)
+    row = admitted(storage, list(range(9)), 1)
+    advanced(storage, recorded(storage, row, 8))
+    storage.release([row])
+    storage.verify_idle()
+    assert storage._sharing is not None
+    storage._sharing.lock([np.arange(9 if is_hit else 0)], [None])
+    with pytest.raises(InvariantError, match=r"tree\.locks"):
+        storage.verify_idle()
 
 
 @pytest.mark.requirement("K8", "K9")
