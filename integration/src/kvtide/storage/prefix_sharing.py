@@ -229,7 +229,8 @@ class PrefixSharing:
             elif (
                 self._copies_running
                 and length % self._page_tokens == 0
-                and length == self._requests.lengths[row]
+                # A forward that is recorded, or was queued in part, has taken the state further than the tokens go.
+                and self._requests.state_is_of(row, length)
             ):
                 slot = int(self._requests.state_slots[row])
                 if length // self._page_tokens > self._ends[row] and self._hand_over(

@@ -290,7 +290,7 @@ class KVStorage:
         """Hold pages for `counts[i]` more tokens of row `rows[i]`; the step of one forward over these rows.
 
         The forward of a row's last step may still run, where the policy overlaps: its tokens count as written. Refused, as errors, are
-        rows that are not in use, have more steps open or one that is not recorded, counts that are not positive or longer than a row's
+        rows that are not in use, have more steps open or one that is not recorded, or have lost their state (`abandon`), counts that are not positive or longer than a row's
         chunk limit, a chunk that ends off the grid of checkpoints within a prompt, several tokens at once past the prompt, and more
         tokens than a row was admitted for. Refused, as values, with nothing taken: a further share of output (`PromiseRefusal`, under
         `Overcommit` only);
@@ -364,6 +364,7 @@ class KVStorage:
         if step.taken is not None:
             self.chain.written(step.taken)
         self.requests.recorded[step.rows] = step.starts + step.counts
+        self.requests.state_in_doubt[step.rows] = False
         step.state = StepState.RECORDED
         read_end = None if read_ends is None else read_ends.end
         device.wait_event(device.schedule_stream, step.done_event if read_end is None else read_end)
@@ -388,12 +389,17 @@ class KVStorage:
         self.chain.forward_processed(record.forward)
         step.state = StepState.PROCESSED
 
-    def abandon(self, step: PreparedStep) -> None:
+    def abandon(self, step: PreparedStep, *, may_have_run: bool = False) -> None:
         """Give up a step that was not recorded: its tokens count as never prepared, and its rows give back what it took.
 
         So a row holds pages for the tokens of its open steps and no others, whatever is tried and given up: what windows bind behind a
         chunk depends on where it ends. Work that was queued for the step may still run: the schedule stream waits for the forward stream
         as it is now, so nothing moves or is zeroed under that work.
+
+        Entries that such work has written of tokens are written again by the next try; a *state* that it has changed is gone. Say
+        `may_have_run` where a layer of the model may have been queued: rows with state then have no further step, and are to be retracted
+        or released; a retracted one starts again from its last checkpoint, or from nothing. Without it the caller answers for it that
+        no state was changed, and the step can be prepared again. Either way no state goes to others before another forward is recorded.
         """
         step.check_state("abandon", StepState.PREPARED, StepState.LAUNCHED)
         is_same = self.requests.is_same_request(step.rows, step.generations)
@@ -405,7 +411,10 @@ class KVStorage:
             device.wait_event(device.schedule_stream, device.record_event(device.forward_stream))
             self._steps.forward_aborted(step.launch)
             self._aborted_launches += 1
-            log.info("storage.launch_aborted", rows=step.rows.tolist())
+            self.requests.state_in_doubt[rows] = True
+            if may_have_run and self.plan.state_sub_pool is not None:
+                self.requests.state_is_lost[rows] = True
+            log.info("storage.launch_aborted", rows=step.rows.tolist(), may_have_run=may_have_run)
         if step.reset_rows is not None:
             self._row_resets.mark(step.reset_rows)
         self._units.give_back(rows, starts)

@@ -288,6 +288,122 @@ def test_prompts_that_do_not_go_together_are_refused() -> None:
     storage.verify_idle()
 
 
+def no_buffer_row_of_four_tokens(*, is_told: bool = True) -> tuple[KVStorage, int]:
+    """A row that keeps its state in its running slot alone, which would go over at its end; the fifth token is told, or kept."""
+    storage = shared_storage(STATEFUL, 1 << 14, CheckpointStrategy.NO_BUFFER, overlap=False)
+    row = admitted(storage, [0, 1, 2], 8)
+    advanced(storage, recorded(storage, row, 3), 3)
+    state_of(storage, row)[:] = 4
+    advanced(storage, recorded(storage, row, 1), 4 if is_told else -1)
+    return storage, row
+
+
+def state_given(storage: KVStorage, prompt: list[int]) -> tuple[int, int]:
+    """What a new request is given of a prompt: the length that its state is said to have seen, and the one that it has."""
+    row = admitted(storage, prompt, 1)
+    return int(storage.requests.cached_tokens[row]), int(state_of(storage, row)[0])
+
+
+@pytest.mark.requirement("K7", "K8")
+def test_a_running_slot_goes_over_at_the_end_of_its_request() -> None:
+    """What the next three tests take away."""
+    storage, row = no_buffer_row_of_four_tokens()
+    storage.release([row])
+    assert state_given(storage, [0, 1, 2, 3, 9]) == (4, 4)
+
+
+@pytest.mark.requirement("K7", "K8")
+def test_a_state_that_a_queued_forward_advances_is_not_handed_over() -> None:
+    """A client goes while its forward runs: the slot will hold the state of five tokens, whatever the host has counted."""
+    storage, row = no_buffer_row_of_four_tokens()
+    state_of(storage, row)[:] = 5
+    step = recorded(storage, row, 1)
+    storage.release([row])
+    assert state_given(storage, [0, 1, 2, 3, 9]) == (0, 0)
+    storage.forward_processed(step)
+
+
+@pytest.mark.requirement("K7", "K8")
+def test_a_state_of_more_tokens_than_were_told_is_not_handed_over() -> None:
+    """The scheduler has kept the fifth token to itself; the state has seen it."""
+    storage, row = no_buffer_row_of_four_tokens(is_told=False)
+    state_of(storage, row)[:] = 5
+    advanced(storage, recorded(storage, row, 1))
+    storage.release([row])
+    assert state_given(storage, [0, 1, 2, 3, 9]) == (0, 0)
+
+
+@pytest.mark.requirement("K1", "K7", "K8")
+@pytest.mark.parametrize("may_have_run", [False, True])
+def test_a_state_behind_an_aborted_launch_is_not_handed_over(may_have_run: bool) -> None:
+    """Some of its layers may be queued, and only the one who queued them can know."""
+    storage, row = no_buffer_row_of_four_tokens()
+    step = storage.prepare_step([row], [1])
+    assert isinstance(step, PreparedStep)
+    storage.launch_forward(step)
+    state_of(storage, row)[:] = 5
+    storage.abandon(step, may_have_run=may_have_run)
+    storage.release([row])
+    assert state_given(storage, [0, 1, 2, 3, 9]) == (0, 0)
+
+
+@pytest.mark.requirement("K1", "K7", "K8")
+def test_a_launch_that_changed_nothing_is_tried_again_and_its_state_goes_over() -> None:
+    """The caller vouches for it; and once a forward is recorded the state is known again."""
+    storage, row = no_buffer_row_of_four_tokens()
+    for _ in range(2):
+        step = storage.prepare_step([row], [1])
+        assert isinstance(step, PreparedStep)
+        storage.launch_forward(step)
+        storage.abandon(step)
+    for token in (5, 6):
+        state_of(storage, row)[:] = token
+        advanced(storage, recorded(storage, row, 1), token)
+    storage.release([row])
+    assert state_given(storage, [0, 1, 2, 3, 4, 5, 9]) == (6, 6)
+
+
+@pytest.mark.requirement("K1", "K7", "K8")
+@pytest.mark.parametrize("shares", [True, False])
+def test_a_row_whose_state_an_aborted_launch_may_have_changed_computes_nothing_from_it(shares: bool) -> None:
+    """Out of memory behind its first layers: tried again, it would count its tokens twice, and at the grid others would hit that."""
+    strategy = CheckpointStrategy.EXTRA_BUFFER if shares else CheckpointStrategy.NONE
+    storage = shared_storage(STATEFUL, 1 << 14, strategy, overlap=True)
+    prompt = list(range(12))
+    rows = storage.admit([12], [2], prompts=[prompt]) if shares else storage.admit([12], [2])
+    assert not isinstance(rows, AdmissionRefusal)
+    row = int(rows[0])
+    state_of(storage, row)[:] = 8
+    first = recorded(storage, row, 8)
+    step = storage.prepare_step([row], [4])
+    assert isinstance(step, PreparedStep)
+    storage.launch_forward(step)
+    state_of(storage, row)[:] = 12
+    storage.abandon(step, may_have_run=True)
+    with pytest.raises(StorageError, match=rf"rows \[{row}\]: the forward of an aborted launch.*retract"):
+        storage.prepare_step([row], [4])
+    advanced(storage, first)
+    storage.retract([row])
+    assert state_given(storage, prompt) == ((8, 8) if shares else (0, 0))
+    again = int(storage.requests.live_rows()[0])
+    advanced(storage, recorded(storage, again, 4 if shares else 8))
+    storage.verify_idle()
+
+
+@pytest.mark.requirement("K1")
+def test_a_model_without_states_tries_any_aborted_launch_again() -> None:
+    """Whatever was written of its tokens is written once more."""
+    storage = shared_storage(plan_of(FullLifetime()), 1 << 14, CheckpointStrategy.EXTRA_BUFFER, overlap=False)
+    row = admitted(storage, list(range(9)), 1)
+    step = storage.prepare_step([row], [8])
+    assert isinstance(step, PreparedStep)
+    storage.launch_forward(step)
+    storage.abandon(step, may_have_run=True)
+    advanced(storage, recorded(storage, row, 8))
+    storage.release([row])
+    assert int(storage.requests.cached_tokens[admitted(storage, list(range(9)), 1)]) == 8
+
+
 @pytest.mark.requirement("K5", "K8", "K11")
 @pytest.mark.parametrize(
     ("prompts", "outputs", "keys", "text"),

@@ -44,8 +44,8 @@ def verify_locks(shape: TreeShape, roots: Iterable[Node], locks: Iterable[TreeLo
     for node in _nodes(roots):
         expected = needed.pop(node, None) or _nothing(node)
         found = _Needed(
-            [span.locks for span in node.spans],
-            [span.given for span in node.spans],
+            [span.locks.astype(np.int64) for span in node.spans],
+            [span.given.astype(np.int64) for span in node.spans],
             node.locks,
             node.state_locks,
         )
