@@ -231,10 +231,23 @@ def test_a_state_copy_waits_its_writers_and_pays_the_target_s_debt() -> None:
     assert (world.bytes_of("state", target.state_slots) == 9).all()
     world.chain.copy_state_slots(source[:1], target.state_slots)
     assert world.steps.retired_through == recorded.forward
-    with pytest.raises(ChainError, match="no slot twice"):
+    with pytest.raises(ChainError, match="none a source"):
         world.chain.copy_state_slots(source, source)
+    with pytest.raises(ChainError, match="no target twice"):
+        world.chain.copy_state_slots(source, np.repeat(target.state_slots, 2))
     with pytest.raises(ChainError, match=r"cannot copy state slots \[7\] of band 'state': not bound"):
         world.chain.copy_state_slots(source[:1], ids(7))
+
+
+@pytest.mark.requirement("A5", "K8")
+def test_one_state_is_copied_to_several_slots_at_once() -> None:
+    """Requests that arrive together often begin alike, and start from one checkpoint."""
+    world = Bytes(mixed_layout())
+    source = world.take(slots=1).state_slots
+    world.fill("state", source, 9)
+    targets = world.take(slots=3).state_slots
+    world.chain.copy_state_slots(np.repeat(source, 3), targets)
+    assert (world.bytes_of("state", targets) == 9).all()
 
 
 @pytest.mark.requirement("C7", "L7")

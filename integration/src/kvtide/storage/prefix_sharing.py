@@ -22,15 +22,14 @@ import numpy.typing as npt
 
 from kvtide.chain import ChainAllocator
 from kvtide.device import IntArray
+from kvtide.ledger import InvariantError
 from kvtide.sizing import CheckpointStrategy, SizedPlan
-from kvtide.storage.errors import StorageError
 from kvtide.storage.evicting_takes import EvictingTakes
 from kvtide.storage.requests import RequestTable
 from kvtide.storage.row_units import RowUnits
 from kvtide.storage.statistics import SharingStatistics
 from kvtide.storage.tracking_slots import NO_TRACKING_SLOT, TrackingSlots
 from kvtide.storage.tree import EvictionPolicy, Inserted, PrefixTree, TreeLock, TreeShape
-from kvtide.storage.whole_numbers import whole_numbers
 
 _NO_STATE = -1
 
@@ -115,10 +114,14 @@ class PrefixSharing:
 
     def lock(self, prompts: Sequence[IntArray], extra_keys: Sequence[Hashable]) -> list[TreeLock]:
         """Hold the longest hit of each prompt before admission is asked; `unlock` what it refuses. A prompt's last token is computed."""
-        return [
-            self.tree.lock(self.tree.match(prompt[:-1], extra_key))
-            for prompt, extra_key in zip(prompts, extra_keys, strict=True)
-        ]
+        locks: list[TreeLock] = []
+        try:
+            for prompt, extra_key in zip(prompts, extra_keys, strict=True):
+                locks.append(self.tree.lock(self.tree.match(prompt[:-1], extra_key)))
+        except BaseException:
+            self.unlock(locks)
+            raise
+        return locks
 
     def unlock(self, locks: Sequence[TreeLock]) -> None:
         """Nothing came of it."""
@@ -129,11 +132,20 @@ class PrefixSharing:
         """Tokens of each hit."""
         return [lock.pages * self._page_tokens for lock in locks]
 
+    def copy_checkpoints(self, locks: Sequence[TreeLock], slots: IntArray) -> None:
+        """Into the running slots of requests that begin with these hits; the tree need keep none for them any longer.
+
+        Behind this call nothing can come in the way of `begin`.
+        """
+        hits = [place for place, lock in enumerate(locks) if self.tree.state_slot(lock) != _NO_STATE]
+        self._copy([self.tree.state_slot(locks[place]) for place in hits], slots[hits].tolist())
+        for lock in locks:
+            self.tree.state_copied(lock)
+
     def begin(
         self, rows: IntArray, locks: Sequence[TreeLock], prompts: Sequence[IntArray], slots: IntArray
     ) -> None:
         """Rows were opened with these hits; `slots [rows, …]`: each one's running slot, then its tracking slots."""
-        sources, targets = [], []
         for place, (row, lock, prompt) in enumerate(zip(rows.tolist(), locks, prompts, strict=True)):
             self._locks[row] = lock
             self._is_shared[row] = True
@@ -148,13 +160,6 @@ class PrefixSharing:
                 self._units.start_behind(row, len(pages))
             if self._has_state:
                 self.tracking.begin(row, slots[place, 1:])
-                source = self.tree.state_slot(lock)
-                if source != _NO_STATE:
-                    sources.append(source)
-                    targets.append(int(slots[place, 0]))
-        self._copy(sources, targets)
-        for lock in locks:
-            self.tree.state_copied(lock)
 
     def shares(self, row: int) -> bool:
         """Whether a row was admitted with its tokens."""
@@ -224,7 +229,8 @@ class PrefixSharing:
             elif (
                 self._copies_running
                 and length % self._page_tokens == 0
-                and length == self._requests.lengths[row]
+                # A forward that is recorded, or was queued in part, has taken the state further than the tokens go.
+                and self._requests.state_is_of(row, length)
             ):
                 slot = int(self._requests.state_slots[row])
                 if length // self._page_tokens > self._ends[row] and self._hand_over(
@@ -256,9 +262,17 @@ class PrefixSharing:
             stalled_checkpoints=dict(self.tracking.stalls),
         )
 
-    def verify(self) -> None:
-        """Raise `InvariantError` unless the tree's books are what its nodes say."""
-        self.tree.verify()
+    def verify(self, rows: IntArray) -> None:
+        """Raise `InvariantError` unless the tree's books are what its nodes say, and each lock is that of one of `rows`, those in use."""
+        strays = sorted(self._locks.keys() - set(rows.tolist()))
+        if strays or self._locks.keys() != set(np.flatnonzero(self._is_shared).tolist()):
+            raise InvariantError(
+                "tree.locks",
+                f"rows {sorted(self._locks)} have locks, of which {strays} are not in use; rows "
+                f"{np.flatnonzero(self._is_shared).tolist()} share",
+                "a row was closed without its lock",
+            )
+        self.tree.verify(self._locks.values())
 
     # ── helpers ──
 
@@ -374,23 +388,3 @@ class PrefixSharing:
                 self._chain.free_state_slots(virtual)
             else:
                 self._chain.free_pages(name, virtual)
-
-
-def checked_prompts(
-    lengths: IntArray,
-    prompts: Sequence[npt.ArrayLike] | None,
-    extra_keys: Sequence[Hashable] | None,
-) -> list[IntArray] | None:
-    """The prompts as arrays, `None` where they are not given; raises `StorageError` for what does not go together."""
-    if prompts is None:
-        if extra_keys is not None:
-            raise StorageError("cannot admit by extra keys without the prompts' tokens")
-        return None
-    tokens = [whole_numbers("prompts", prompt) for prompt in prompts]
-    if [len(prompt) for prompt in tokens] != lengths.tolist():
-        raise StorageError(
-            f"cannot admit prompts of {[len(prompt) for prompt in tokens]} tokens as {lengths.tolist()}"
-        )
-    if extra_keys is not None and len(extra_keys) != len(tokens):
-        raise StorageError(f"cannot admit {len(tokens)} prompts by {len(extra_keys)} extra keys")
-    return tokens

@@ -48,6 +48,10 @@ class RequestTable:
         """Tokens that the request was given with a hit: what its row began with."""
         self.state_slots: IntArray = np.full(row_count, -1, np.int64)
         """Virtual state slot; −1 without a state band."""
+        self.state_in_doubt: npt.NDArray[np.bool_] = np.zeros(row_count, np.bool_)
+        """Whether a launch of the row was aborted since its last recorded forward: its state goes to nobody else meanwhile."""
+        self.state_is_lost: npt.NDArray[np.bool_] = np.zeros(row_count, np.bool_)
+        """Whether work of such a launch may have changed the state that the next forward would start from: there is none."""
         self.generations: IntArray = np.zeros(row_count, np.int64)
         """Requests the row has served; tells a step's request from a later one."""
         self._live: npt.NDArray[np.bool_] = np.zeros(row_count, np.bool_)
@@ -88,6 +92,7 @@ class RequestTable:
         for column in self._columns():
             column[rows] = 0
         self.state_slots[rows] = -1
+        self.state_in_doubt[rows] = self.state_is_lost[rows] = False
         self._free.give_back(rows)
 
     def append(self, rows: IntArray, counts: IntArray, virtual_pages: IntArray) -> None:
@@ -123,6 +128,10 @@ class RequestTable:
     def is_same_request(self, rows: IntArray, generations: IntArray) -> npt.NDArray[np.bool_]:
         """Which rows still serve the request that they served at `generations`."""
         return np.equal(self.generations[rows], generations)
+
+    def state_is_of(self, row: int, length: int) -> bool:
+        """Whether a row's state, once what is queued has run, is that behind `length` tokens and no more."""
+        return bool(self.recorded[row] == length and not self.state_in_doubt[row])
 
     def check_live(self, rows: IntArray, action: str) -> None:
         """Raise `StorageError` for a row out of range, not in use, or named twice."""

@@ -97,6 +97,12 @@ def check_step(
             f"cannot prepare a step of rows {waiting.tolist()}: {forwards_in_flight} of their steps, the most that may be open, "
             "were neither advanced over nor abandoned"
         )
+    lost = rows[requests.state_is_lost[rows]]
+    if len(lost):
+        raise StorageError(
+            f"cannot prepare a step of rows {lost.tolist()}: the forward of an aborted launch may have changed their states; retract "
+            "them, and admit their requests again"
+        )
     held = rows[requests.prepared[rows] != requests.recorded[rows]]
     if len(held):
         raise StorageError(

@@ -45,13 +45,14 @@ from kvtide.ledger import CheckLevel, ForwardSteps, InvariantChecks, LaunchRecor
 from kvtide.plan import ArenaLayout, KVStoragePlan
 from kvtide.sizing import CheckpointStrategy, SizedPlan, mirror_lengths
 from kvtide.storage.admission import ChainPrefillBudget, Promise
+from kvtide.storage.arrivals import checked_lengths, checked_prompts
 from kvtide.storage.errors import StorageError
 from kvtide.storage.evicting_takes import EvictingTakes
 from kvtide.storage.forward_ids import IdTranslator, UnresolvedIds
 from kvtide.storage.idle_checks import verify_mirrors, verify_units
 from kvtide.storage.overcommit import Overcommit
 from kvtide.storage.prefix_cache import PrefixCache
-from kvtide.storage.prefix_sharing import PrefixSharing, SharingObserver, checked_prompts
+from kvtide.storage.prefix_sharing import PrefixSharing, SharingObserver
 from kvtide.storage.read_ends import SharedReadEnds
 from kvtide.storage.refusals import AdmissionRefusal, PromiseRefusal
 from kvtide.storage.requests import RequestTable, spread
@@ -192,10 +193,7 @@ class KVStorage:
         refused. Under `Overcommit` that holds for a share of the output; `whole` promises all of it, as a request that was retracted
         must be. A refusal says what is waited for, or which requests could never be served, or how many of them could go at once.
         """
-        lengths = whole_numbers("prompt_tokens", prompt_tokens)
-        outputs = whole_numbers("output_tokens", output_tokens)
-        if lengths.shape != outputs.shape:
-            raise StorageError(f"cannot admit {len(lengths)} prompts with {len(outputs)} outputs")
+        lengths, outputs = checked_lengths(prompt_tokens, output_tokens)
         self._steps.check_pages_may_change("an admission")
         tokens = checked_prompts(lengths, prompts, extra_keys)
         if self._sharing is None or tokens is None:
@@ -204,7 +202,8 @@ class KVStorage:
             )
             if isinstance(promise, AdmissionRefusal):
                 return promise
-            return self._open(lengths, outputs, promise, np.zeros_like(lengths), slots_each=1)[0]
+            slots = self._take_slots(len(lengths), slots_each=1)
+            return self._open(lengths, outputs, promise, np.zeros_like(lengths), slots)
         return self._admit_sharing(self._sharing, lengths, outputs, tokens, extra_keys, whole=whole)
 
     def _admit_sharing(
@@ -220,30 +219,46 @@ class KVStorage:
         """Rows that begin with hits; without any where those keep memory that is needed otherwise."""
         keys = [None] * len(tokens) if extra_keys is None else extra_keys
         locks = sharing.lock(tokens, keys)
-        cached = sharing.cached_tokens(locks)
-        promise = self._admission.offer(
-            lengths.tolist(), outputs.tolist(), whole=whole, cached=cached, asks_again=any(cached)
-        )
-        if isinstance(promise, AdmissionRefusal) and promise.is_final and any(cached):
-            sharing.unlock(locks)
-            locks = sharing.lock([prompt[:0] for prompt in tokens], keys)
+        try:
             cached = sharing.cached_tokens(locks)
-            promise = self._admission.offer(lengths.tolist(), outputs.tolist(), whole=whole, cached=cached)
-        if isinstance(promise, AdmissionRefusal):
+            promise = self._admission.offer(
+                lengths.tolist(), outputs.tolist(), whole=whole, cached=cached, asks_again=any(cached)
+            )
+            if isinstance(promise, AdmissionRefusal) and promise.is_final and any(cached):
+                sharing.unlock(locks)
+                locks = []
+                locks = sharing.lock([prompt[:0] for prompt in tokens], keys)
+                cached = sharing.cached_tokens(locks)
+                promise = self._admission.offer(
+                    lengths.tolist(), outputs.tolist(), whole=whole, cached=cached
+                )
+            if isinstance(promise, AdmissionRefusal):
+                sharing.unlock(locks)
+                return promise
+            slots = self._take_slots(len(tokens), slots_each=self.sized.policy.rule.slots)
+            try:
+                sharing.copy_checkpoints(locks, slots[:, 0])
+            except BaseException:
+                self.chain.free_state_slots(slots.reshape(-1))
+                raise
+        except BaseException:
+            # Nobody would ever end these locks.
             sharing.unlock(locks)
-            return promise
-        slots_each = self.sized.policy.rule.slots
-        rows, slots = self._open(lengths, outputs, promise, np.array(cached, np.int64), slots_each=slots_each)
+            raise
+        rows = self._open(lengths, outputs, promise, np.array(cached, np.int64), slots)
         sharing.begin(rows, locks, tokens, slots)
         return rows
 
+    def _take_slots(self, row_count: int, slots_each: int) -> IntArray:
+        """State slots of new rows, the running one first, `[rows, …]`; −1 without a state band."""
+        if self.plan.state_sub_pool is None:
+            return np.full((row_count, 1), -1, np.int64)
+        return self._takes.take_slots(row_count * slots_each).reshape(row_count, slots_each)
+
     def _open(
-        self, prompts: IntArray, outputs: IntArray, promise: Promise, cached: IntArray, *, slots_each: int
-    ) -> tuple[IntArray, IntArray]:
-        """Rows for requests that were offered `promise`, and the state slots of each, `[rows, …]`."""
-        slots = np.full((len(prompts), 1), -1, np.int64)
-        if self.plan.state_sub_pool is not None:
-            slots = self._takes.take_slots(len(prompts) * slots_each).reshape(len(prompts), -1)
+        self, prompts: IntArray, outputs: IntArray, promise: Promise, cached: IntArray, slots: IntArray
+    ) -> IntArray:
+        """Rows for requests that were offered `promise`, with the state slots of each, `slots [rows, …]`. It cannot fail."""
         rows = self.requests.open(
             prompts,
             prompts + outputs - 1,
@@ -254,8 +269,8 @@ class KVStorage:
         )
         self._row_resets.mark(rows)
         self._admission.promise(rows, promise)
-        self._units.begin(rows, slots_each)
-        return rows, slots
+        self._units.begin(rows, slots.shape[1])
+        return rows
 
     def chunk_tokens(self, row: int, most: int) -> int:
         """How many tokens of its prompt a row is to have in its next chunk, at most `most` and its chunk limit; 0 behind the prompt.
@@ -275,7 +290,7 @@ class KVStorage:
         """Hold pages for `counts[i]` more tokens of row `rows[i]`; the step of one forward over these rows.
 
         The forward of a row's last step may still run, where the policy overlaps: its tokens count as written. Refused, as errors, are
-        rows that are not in use, have more steps open or one that is not recorded, counts that are not positive or longer than a row's
+        rows that are not in use, have more steps open or one that is not recorded, or have lost their state (`abandon`), counts that are not positive or longer than a row's
         chunk limit, a chunk that ends off the grid of checkpoints within a prompt, several tokens at once past the prompt, and more
         tokens than a row was admitted for. Refused, as values, with nothing taken: a further share of output (`PromiseRefusal`, under
         `Overcommit` only);
@@ -349,6 +364,7 @@ class KVStorage:
         if step.taken is not None:
             self.chain.written(step.taken)
         self.requests.recorded[step.rows] = step.starts + step.counts
+        self.requests.state_in_doubt[step.rows] = False
         step.state = StepState.RECORDED
         read_end = None if read_ends is None else read_ends.end
         device.wait_event(device.schedule_stream, step.done_event if read_end is None else read_end)
@@ -373,12 +389,17 @@ class KVStorage:
         self.chain.forward_processed(record.forward)
         step.state = StepState.PROCESSED
 
-    def abandon(self, step: PreparedStep) -> None:
+    def abandon(self, step: PreparedStep, *, may_have_run: bool = False) -> None:
         """Give up a step that was not recorded: its tokens count as never prepared, and its rows give back what it took.
 
         So a row holds pages for the tokens of its open steps and no others, whatever is tried and given up: what windows bind behind a
         chunk depends on where it ends. Work that was queued for the step may still run: the schedule stream waits for the forward stream
         as it is now, so nothing moves or is zeroed under that work.
+
+        Entries that such work has written of tokens are written again by the next try; a *state* that it has changed is gone. Say
+        `may_have_run` where a layer of the model may have been queued: rows with state then have no further step, and are to be retracted
+        or released; a retracted one starts again from its last checkpoint, or from nothing. Without it the caller answers for it that
+        no state was changed, and the step can be prepared again. Either way no state goes to others before another forward is recorded.
         """
         step.check_state("abandon", StepState.PREPARED, StepState.LAUNCHED)
         is_same = self.requests.is_same_request(step.rows, step.generations)
@@ -390,7 +411,10 @@ class KVStorage:
             device.wait_event(device.schedule_stream, device.record_event(device.forward_stream))
             self._steps.forward_aborted(step.launch)
             self._aborted_launches += 1
-            log.info("storage.launch_aborted", rows=step.rows.tolist())
+            self.requests.state_in_doubt[rows] = True
+            if may_have_run and self.plan.state_sub_pool is not None:
+                self.requests.state_is_lost[rows] = True
+            log.info("storage.launch_aborted", rows=step.rows.tolist(), may_have_run=may_have_run)
         if step.reset_rows is not None:
             self._row_resets.mark(step.reset_rows)
         self._units.give_back(rows, starts)
@@ -525,7 +549,7 @@ class KVStorage:
         self.requests.verify_idle()
         self._admission.verify(self.requests.live_rows())
         if self._sharing is not None:
-            self._sharing.verify()
+            self._sharing.verify(self.requests.live_rows())
         self._translator.verify()
         if self._checks.checks("mirror.equals_host"):
             verify_mirrors(self.device, self.requests, self.chain, self._checks)

@@ -195,7 +195,7 @@ class SharingWorld:
         storage = self.storage
         storage._admission.verify(storage.requests.live_rows())
         assert storage._sharing is not None
-        storage._sharing.verify()
+        storage._sharing.verify(storage.requests.live_rows())
         live = {band.name: band.live_units for band in storage.chain.statistics().bands}
         cached = storage._sharing.held_units()
         assert live == {name: count + cached[name] for name, count in storage.resident_now().items()}

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Hashable
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 
 from kvtide.device import IntArray
+from kvtide.ledger import InvariantError
 from kvtide.plan import FullLifetime, WindowLifetime
 from kvtide.sizing import CheckpointStrategy, ServingPolicy
 from kvtide.storage import AdmissionRefusal, KVStorage, PreparedStep, StorageError, TakeRefusal
@@ -43,6 +47,26 @@ def slots(storage: KVStorage) -> tuple[int, int]:
     sharing = storage.statistics().sharing
     assert sharing is not None
     return storage.resident_now()["state"], sharing.held_units["state"]
+
+
+def state_bytes(storage: KVStorage, slot: int) -> npt.NDArray[np.uint8]:
+    """Of a virtual state slot, to look at or to write as a forward would."""
+    band = storage.layout.band("state")
+    physical = int(storage.chain.physical_units("state", np.array([slot]))[0])
+    start = band.origin_bytes + physical * band.unit_bytes
+    arena: npt.NDArray[np.uint8] = storage.device.arena.bytes.numpy()
+    return arena[start : start + band.unit_bytes]
+
+
+def state_of(storage: KVStorage, row: int) -> npt.NDArray[np.uint8]:
+    """The running state of a row."""
+    return state_bytes(storage, int(storage.requests.state_slots[row]))
+
+
+def kept_state(storage: KVStorage, prompt: list[int]) -> npt.NDArray[np.uint8]:
+    """The checkpoint that the longest hit of a prompt ends at."""
+    assert storage._sharing is not None
+    return state_bytes(storage, storage._sharing.tree.match(prompt).node.state)
 
 
 @pytest.mark.requirement("K7", "K8", "S5")
@@ -173,6 +197,30 @@ def test_a_row_holds_no_more_than_it_was_priced_for_when_checkpoints_stall(
     assert stalls == {"no tracking slot", "no replacement slot"}
 
 
+@pytest.mark.requirement("K8", "K9")
+@pytest.mark.parametrize(
+    ("strategy", "overlap"), STRATEGIES, ids=lambda value: getattr(value, "value", value)
+)
+def test_requests_that_are_admitted_together_start_from_one_checkpoint(
+    strategy: CheckpointStrategy, overlap: bool
+) -> None:
+    """A burst behind one system prompt: each gets its own copy, and the checkpoint is nobody's need behind the call that copied it."""
+    storage = shared_storage(STATEFUL, 1 << 14, strategy, overlap=overlap)
+    prompt = list(range(9))
+    row = admitted(storage, prompt, 1)
+    advanced(storage, recorded(storage, row, 8))
+    state_of(storage, row)[:] = 77
+    kept_state(storage, prompt)[:] = 8
+    rows = storage.admit([9, 9, 9], [1, 1, 1], prompts=[prompt, prompt, [*prompt[:8], 50]])
+    assert not isinstance(rows, AdmissionRefusal), str(rows)
+    assert storage.requests.cached_tokens[rows].tolist() == [8, 8, 8]
+    assert [set(state_of(storage, each).tolist()) for each in rows.tolist()] == [{8}] * 3
+    assert storage._sharing is not None
+    assert storage._sharing.tree.statistics().needed_units["state"] == 0
+    storage.release([row, *rows])
+    storage.verify_idle()
+
+
 @pytest.mark.requirement("K8")
 def test_a_request_that_was_retracted_finds_what_it_had_computed() -> None:
     """Its memory goes, as far as it is needed; what is not stays in the tree until then."""
@@ -238,6 +286,186 @@ def test_prompts_that_do_not_go_together_are_refused() -> None:
     assert not storage.requests.cached_tokens[rows].any()
     storage.release(rows)
     storage.verify_idle()
+
+
+def no_buffer_row_of_four_tokens(*, is_told: bool = True) -> tuple[KVStorage, int]:
+    """A row that keeps its state in its running slot alone, which would go over at its end; the fifth token is told, or kept."""
+    storage = shared_storage(STATEFUL, 1 << 14, CheckpointStrategy.NO_BUFFER, overlap=False)
+    row = admitted(storage, [0, 1, 2], 8)
+    advanced(storage, recorded(storage, row, 3), 3)
+    state_of(storage, row)[:] = 4
+    advanced(storage, recorded(storage, row, 1), 4 if is_told else -1)
+    return storage, row
+
+
+def state_given(storage: KVStorage, prompt: list[int]) -> tuple[int, int]:
+    """What a new request is given of a prompt: the length that its state is said to have seen, and the one that it has."""
+    row = admitted(storage, prompt, 1)
+    return int(storage.requests.cached_tokens[row]), int(state_of(storage, row)[0])
+
+
+@pytest.mark.requirement("K7", "K8")
+def test_a_running_slot_goes_over_at_the_end_of_its_request() -> None:
+    """What the next three tests take away."""
+    storage, row = no_buffer_row_of_four_tokens()
+    storage.release([row])
+    assert state_given(storage, [0, 1, 2, 3, 9]) == (4, 4)
+
+
+@pytest.mark.requirement("K7", "K8")
+def test_a_state_that_a_queued_forward_advances_is_not_handed_over() -> None:
+    """A client goes while its forward runs: the slot will hold the state of five tokens, whatever the host has counted."""
+    storage, row = no_buffer_row_of_four_tokens()
+    state_of(storage, row)[:] = 5
+    step = recorded(storage, row, 1)
+    storage.release([row])
+    assert state_given(storage, [0, 1, 2, 3, 9]) == (0, 0)
+    storage.forward_processed(step)
+
+
+@pytest.mark.requirement("K7", "K8")
+def test_a_state_of_more_tokens_than_were_told_is_not_handed_over() -> None:
+    """The scheduler has kept the fifth token to itself; the state has seen it."""
+    storage, row = no_buffer_row_of_four_tokens(is_told=False)
+    state_of(storage, row)[:] = 5
+    advanced(storage, recorded(storage, row, 1))
+    storage.release([row])
+    assert state_given(storage, [0, 1, 2, 3, 9]) == (0, 0)
+
+
+@pytest.mark.requirement("K1", "K7", "K8")
+@pytest.mark.parametrize("may_have_run", [False, True])
+def test_a_state_behind_an_aborted_launch_is_not_handed_over(may_have_run: bool) -> None:
+    """Some of its layers may be queued, and only the one who queued them can know."""
+    storage, row = no_buffer_row_of_four_tokens()
+    step = storage.prepare_step([row], [1])
+    assert isinstance(step, PreparedStep)
+    storage.launch_forward(step)
+    state_of(storage, row)[:] = 5
+    storage.abandon(step, may_have_run=may_have_run)
+    storage.release([row])
+    assert state_given(storage, [0, 1, 2, 3, 9]) == (0, 0)
+
+
+@pytest.mark.requirement("K1", "K7", "K8")
+def test_a_launch_that_changed_nothing_is_tried_again_and_its_state_goes_over() -> None:
+    """The caller vouches for it; and once a forward is recorded the state is known again."""
+    storage, row = no_buffer_row_of_four_tokens()
+    for _ in range(2):
+        step = storage.prepare_step([row], [1])
+        assert isinstance(step, PreparedStep)
+        storage.launch_forward(step)
+        storage.abandon(step)
+    for token in (5, 6):
+        state_of(storage, row)[:] = token
+        advanced(storage, recorded(storage, row, 1), token)
+    storage.release([row])
+    assert state_given(storage, [0, 1, 2, 3, 4, 5, 9]) == (6, 6)
+
+
+@pytest.mark.requirement("K1", "K7", "K8")
+@pytest.mark.parametrize("shares", [True, False])
+def test_a_row_whose_state_an_aborted_launch_may_have_changed_computes_nothing_from_it(shares: bool) -> None:
+    """Out of memory behind its first layers: tried again, it would count its tokens twice, and at the grid others would hit that."""
+    strategy = CheckpointStrategy.EXTRA_BUFFER if shares else CheckpointStrategy.NONE
+    storage = shared_storage(STATEFUL, 1 << 14, strategy, overlap=True)
+    prompt = list(range(12))
+    rows = storage.admit([12], [2], prompts=[prompt]) if shares else storage.admit([12], [2])
+    assert not isinstance(rows, AdmissionRefusal)
+    row = int(rows[0])
+    state_of(storage, row)[:] = 8
+    first = recorded(storage, row, 8)
+    step = storage.prepare_step([row], [4])
+    assert isinstance(step, PreparedStep)
+    storage.launch_forward(step)
+    state_of(storage, row)[:] = 12
+    storage.abandon(step, may_have_run=True)
+    with pytest.raises(StorageError, match=rf"rows \[{row}\]: the forward of an aborted launch.*retract"):
+        storage.prepare_step([row], [4])
+    advanced(storage, first)
+    storage.retract([row])
+    assert state_given(storage, prompt) == ((8, 8) if shares else (0, 0))
+    again = int(storage.requests.live_rows()[0])
+    advanced(storage, recorded(storage, again, 4 if shares else 8))
+    storage.verify_idle()
+
+
+@pytest.mark.requirement("K1")
+def test_a_model_without_states_tries_any_aborted_launch_again() -> None:
+    """Whatever was written of its tokens is written once more."""
+    storage = shared_storage(plan_of(FullLifetime()), 1 << 14, CheckpointStrategy.EXTRA_BUFFER, overlap=False)
+    row = admitted(storage, list(range(9)), 1)
+    step = storage.prepare_step([row], [8])
+    assert isinstance(step, PreparedStep)
+    storage.launch_forward(step)
+    storage.abandon(step, may_have_run=True)
+    advanced(storage, recorded(storage, row, 8))
+    storage.release([row])
+    assert int(storage.requests.cached_tokens[admitted(storage, list(range(9)), 1)]) == 8
+
+
+@pytest.mark.requirement("K5", "K8", "K11")
+@pytest.mark.parametrize(
+    ("prompts", "outputs", "keys", "text"),
+    [
+        ([list(range(9))], [0], None, "output_tokens must be a positive integer"),
+        ([list(range(9)), []], [1, 1], None, "prompt_tokens must be a positive integer"),
+        ([list(range(9))] * 2, [1, 1], [None, ["x"]], "extra key"),
+    ],
+)
+def test_an_admission_that_is_called_wrongly_keeps_nothing(
+    prompts: list[list[int]], outputs: list[int], keys: list[Hashable] | None, text: str
+) -> None:
+    """One caller's mistake would lock a hit for ever, and in the end nobody could be admitted."""
+    storage = shared_storage(STATEFUL, 1 << 14, CheckpointStrategy.EXTRA_BUFFER, overlap=False)
+    row = admitted(storage, list(range(9)), 1)
+    advanced(storage, recorded(storage, row, 8))
+    storage.release([row])
+    with pytest.raises(StorageError, match=text):
+        storage.admit([len(prompt) for prompt in prompts], outputs, prompts=prompts, extra_keys=keys)
+    assert_nothing_is_needed(storage)
+
+
+@pytest.mark.requirement("K5", "K8", "K11")
+@pytest.mark.parametrize("verb", ["take", "copy_state_slots"])
+def test_an_admission_that_fails_half_way_keeps_nothing(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever raises behind the lock, the lock, the slots and the rows go with it."""
+    storage = shared_storage(STATEFUL, 1 << 14, CheckpointStrategy.EXTRA_BUFFER, overlap=False)
+    row = admitted(storage, list(range(9)), 1)
+    advanced(storage, recorded(storage, row, 8))
+    storage.release([row])
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("the device has gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(storage.chain, verb, fail)
+        with pytest.raises(RuntimeError, match="has gone"):
+            storage.admit([9], [1], prompts=[list(range(9))])
+    assert_nothing_is_needed(storage)
+
+
+def assert_nothing_is_needed(storage: KVStorage) -> None:
+    sharing = storage.statistics().sharing
+    assert sharing is not None
+    assert sharing.evictable_units == sharing.held_units
+    assert storage.statistics().rows_in_use == 0
+    storage.verify_idle()
+
+
+@pytest.mark.requirement("K8", "K11")
+@pytest.mark.parametrize("is_hit", [False, True])
+def test_a_lock_that_nobody_has_is_found_at_idle(is_hit: bool) -> None:
+    """The books agree with it, and so does every count of units; only who is to end it is missing."""
+    storage = shared_storage(STATEFUL, 1 << 14, CheckpointStrategy.EXTRA_BUFFER, overlap=False)
+    row = admitted(storage, list(range(9)), 1)
+    advanced(storage, recorded(storage, row, 8))
+    storage.release([row])
+    storage.verify_idle()
+    assert storage._sharing is not None
+    storage._sharing.lock([np.arange(9 if is_hit else 0)], [None])
+    with pytest.raises(InvariantError, match=r"tree\.locks"):
+        storage.verify_idle()
 
 
 @pytest.mark.requirement("K8", "K9")

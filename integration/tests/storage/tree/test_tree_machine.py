@@ -108,7 +108,7 @@ class TreeMachine(RuleBasedStateMachine):
         if not hasattr(self, "service"):
             return
         tree = self.service.tree
-        tree.verify()
+        tree.verify([request.lock for request in self.service.running])
         held = dict.fromkeys(self.shape.bands, 0)
         for kept in self.kept.values():
             if self.shape.full is not None:

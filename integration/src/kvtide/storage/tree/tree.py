@@ -21,7 +21,7 @@ Every prompt belongs to an *extra key*, an adapter or a tenant's salt: prompts o
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 
 import attrs
 import numpy as np
@@ -36,7 +36,7 @@ from kvtide.storage.tree.matching import Match, match_along, walk
 from kvtide.storage.tree.nodes import NO_STATE, Node, root_of, split
 from kvtide.storage.tree.policies import EvictionPolicy, LeastRecentlyUsed
 from kvtide.storage.tree.shape import TreeShape
-from kvtide.storage.tree.verifying import counted
+from kvtide.storage.tree.verifying import counted, verify_locks
 
 _NO_TOKENS: IntArray = np.empty(0, np.int64)
 
@@ -261,8 +261,12 @@ class PrefixTree:
             evicted_units={name: self._evicted[name] for name in self.shape.bands},
         )
 
-    def verify(self) -> None:
-        """Raise `InvariantError` unless the books are what the nodes say, looked at one by one."""
+    def verify(self, locks: Collection[TreeLock]) -> None:
+        """Raise `InvariantError` unless the books are what the nodes say, looked at one by one, and these what `locks` need.
+
+        `locks`: every lock that somebody is going to end. One that nobody has would keep its prefix for ever.
+        """
+        verify_locks(self.shape, self._roots.values(), locks)
         books, nodes = counted(self.shape, self._roots.values())
         found = {name: getattr(self._books, name) for name in ("held", "needed", "again")}
         expected = {name: getattr(books, name) for name in ("held", "needed", "again")}

@@ -289,18 +289,22 @@ class ChainAllocator:
             band.release_pending_through(forward)
 
     def copy_state_slots(self, sources: IntArray, targets: IntArray) -> None:
-        """Copy the state in each virtual slot of `sources` to that of `targets`; no slot is named twice.
+        """Copy the state in each virtual slot of `sources` to that of `targets`, which are named once and are no sources.
 
-        On the schedule stream, behind every recorded forward that may write either; a forward reads no target that it does not
+        One source may go to several targets. On the schedule stream, behind every recorded forward that may write either; a forward reads no target that it does not
         write, and whatever else reads one is the caller's to wait for. A target owes no zeroing afterwards.
         """
         self.steps.check_pages_may_change("a state copy")
         state = self._state_band()
         both = np.concatenate([sources, targets])
         units = self._bound(state, both, "copy").ids
-        if len(sources) != len(targets) or len(np.unique(both)) != len(both):
+        if (
+            len(sources) != len(targets)
+            or len(np.unique(targets)) != len(targets)
+            or np.isin(targets, sources).any()
+        ):
             raise ChainError(
-                f"cannot copy state slots {some(sources)} to {some(targets)}: as many targets as sources, and no slot twice"
+                f"cannot copy state slots {some(sources)} to {some(targets)}: a target each, no target twice, and none a source"
             )
         check_may_read(state, sources, units[: len(sources)], "copy")
         check_may_write(state, targets, units[len(sources) :], "copy to")

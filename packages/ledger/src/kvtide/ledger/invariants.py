@@ -255,6 +255,11 @@ _ALL = (
         holds="At idle, the prefix tree's counts are those of its nodes.",
     ),
     Invariant(
+        id="tree.locks",
+        guard="storage",
+        holds="At idle, what the prefix tree says is needed is what the requests in service need.",
+    ),
+    Invariant(
         id="storage.translated_ids",
         guard="storage",
         checked_from=_WARN,
