@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Iterator
-from typing import Any
+from pathlib import Path
 
 import attrs
 import numpy as np
@@ -154,17 +155,11 @@ def seeded_numbers() -> np.random.Generator:
 
 
 @pytest.fixture(scope="session")
-def loops_in_the_interpreter() -> Iterator[None]:
-    """Triton 3.6's interpreter makes loop bounds of arrays of one element as NumPy 2.4 no longer does."""
-    # Imported here: Triton may be missing where other tests run.
-    from triton.runtime import interpreter  # noqa: PLC0415
+def loops_in_the_interpreter() -> None:
+    """Programs whose loops have bounds that they compute run in Triton's interpreter."""
+    # Imported here, from a folder of programs: what rehearses them for a GPU needs the same.
+    sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "tools"))
+    from interpreter_loops import let_interpreter_loop  # noqa: PLC0415
 
-    patch = interpreter._patch_lang_tensor
-
-    def patched(tensor: Any, scope: Any) -> None:
-        patch(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
-
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(interpreter, "_patch_lang_tensor", patched)
-        yield
+    sys.path.pop(0)
+    let_interpreter_loop()

@@ -25,9 +25,10 @@ SEEDS = int(os.environ.get("KVTIDE_OVERLAP_SEEDS", "1"))
 
 EVERY_WAY = [
     pytest.param(name, hook, seed, id=f"{name}-{hook.name.lower()}-{seed}")
-    for name, model in MODELS.items()
+    for place, (name, model) in enumerate(MODELS.items())
     for hook in model.hooks
-    for seed in range(SEEDS)
+    # One seed a model begins elsewhere in the next: page sizes, and read ends declared or not, are all in any slice.
+    for seed in range(place % 6, place % 6 + SEEDS)
 ]
 
 RunnerOf = Callable[[str, Hook], ModelRunner]
