@@ -92,6 +92,26 @@ def test_what_each_strategy_holds_before_while_and_after_a_checkpoint() -> None:
 
 
 @pytest.mark.requirement("K7", "K8")
+@pytest.mark.parametrize(
+    ("strategy", "overlap"), STRATEGIES, ids=lambda value: getattr(value, "value", value)
+)
+def test_a_row_whose_checkpoint_the_tree_had_holds_what_it_does_at_rest(
+    strategy: CheckpointStrategy, overlap: bool
+) -> None:
+    """Two compute one prompt at once: the second keeps its slot, and gives up the one that it took beside it."""
+    storage = shared_storage(STATEFUL, 1 << 14, strategy, overlap=overlap)
+    prompt = list(range(10))
+    rows = storage.admit([10, 10], [4, 4], prompts=[prompt, prompt])
+    assert not isinstance(rows, AdmissionRefusal)
+    at_rest, _ = slots(storage)
+    for row in rows.tolist():
+        advanced(storage, recorded(storage, row, 8))
+    assert slots(storage) == (at_rest, 1)
+    storage.release(rows)
+    storage.verify_idle()
+
+
+@pytest.mark.requirement("K7", "K8")
 def test_chunks_are_cut_where_a_checkpoint_serves_most() -> None:
     """On the last point of the grid that they reach, a prompt's last chunk apart; and where the prompt parts from what is known."""
     storage = shared_storage(STATEFUL, 1 << 14, CheckpointStrategy.EXTRA_BUFFER, overlap=False)
