@@ -16,7 +16,8 @@ The tree decides, and touches no memory: its answers name virtual units that the
 the device or the clock, so ranks that are told the same answer the same. A node that a forward in flight reads may be evicted: its
 pages pend in the chain until that forward is over.
 
-Every prompt belongs to an *extra key*, an adapter or a tenant's salt: prompts of different extra keys share nothing.
+Every prompt belongs to an *extra key*, an adapter or a tenant's salt: prompts of different extra keys share nothing. Keys are compared as those of a
+dictionary: 1, 1.0 and True are one.
 """
 
 from __future__ import annotations
