@@ -77,6 +77,8 @@ class PrefixSharing:
         places = {pool.name: place for place, pool in enumerate(plan.sub_pools)}
         shape = self.tree.shape
         self._full_place = None if shape.full is None else places[shape.full]
+        # Rows count windows in pages, the tree in units: alike while `check_supported` refuses windows of smaller pages.
+        assert all(window.ratio == 1 for window in shape.windows), "multiply by the ratio first"
         self._window_places = [places[window.name] for window in shape.windows]
         self._state_place = None if shape.state is None else places[shape.state]
         self._names = list(places)
