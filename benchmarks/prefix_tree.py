@@ -111,7 +111,7 @@ def rows(policy: EvictionPolicy) -> list[tuple[str, float, float]]:
     raw = known.tobytes()
     compared = median(lambda: lambda: raw.startswith(raw[:-8]))
     copied = median(lambda: known.tobytes)
-    found = []
+    found, running = [], list[TreeLock]()
 
     def match() -> Callable[[], object]:
         return lambda: tree.match(known)
@@ -122,6 +122,7 @@ def rows(policy: EvictionPolicy) -> list[tuple[str, float, float]]:
         fresh[: known_pages * PAGE] = known[: known_pages * PAGE]
         lock = tree.lock(tree.match(fresh[: NODE_PAGES * PAGE if known_pages else 0]))
         tree.state_copied(lock)
+        running.append(lock)
         return lambda: grown.hand_over(lock, fresh)
 
     def lock_and_unlock() -> Callable[[], object]:
@@ -152,7 +153,7 @@ def rows(policy: EvictionPolicy) -> list[tuple[str, float, float]]:
     found.append(
         (f"evict {EVICTED_PAGES:,} pages", median(evict), median(lambda: lambda: np.concatenate(parts)))
     )
-    tree.verify()
+    tree.verify(running)
     return found
 
 

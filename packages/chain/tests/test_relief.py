@@ -593,6 +593,35 @@ def test_mistakes_with_units_under_transfers_are_refused_before_anything_changes
     assert world.chain.statistics().owed_units == 0
 
 
+@pytest.mark.requirement("K5", "L4")
+def test_units_that_would_not_come_free_are_told_until_their_use_is_over() -> None:
+    """Whoever counts what it could let go of leaves these out; a host copy that reads keeps nothing."""
+    world = World(layout_of({"state": 112, "full": 48}, 4000))
+    slots = world.take(slots=5).state_slots
+    uses = world.chain.uses
+    send, event = NetworkTransfer("send", Access.READ), ImmediateEvent(world.device.schedule_stream)
+    backup = HostCopy("backup", Access.READ, event)
+    hold = ReceiveHold("receive")
+    begins = [
+        lambda: uses.begin(send, {"state": slots[:1]}),
+        lambda: uses.fix("load", {"state": slots[1:2]}),
+        lambda: uses.hold(hold, {"state": slots[2:3]}),
+        lambda: uses.begin(backup, {"state": slots[3:4]}),
+    ]
+    found, moments = [uses.keeps("state", slots).tolist()], [uses.moment]
+    for begin in begins:
+        begin()
+        found.append(uses.keeps("state", slots).tolist())
+        moments.append(uses.moment)
+    assert found == [[place < min(count, 3) for place in range(5)] for count in range(5)]
+    assert len(set(moments)) == 5
+    for end in (lambda: uses.end(send), lambda: uses.unfix("load"), lambda: uses.release_hold(hold)):
+        end()
+        moments.append(uses.moment)
+    assert not uses.keeps("state", slots).any()
+    assert len(set(moments)) == 8
+
+
 @pytest.mark.requirement("C1", "C5")
 def test_a_waiter_that_frees_what_the_take_names_is_noticed() -> None:
     """It was checked before the wait; bound all the same, the page would be minted and bound a second time."""

@@ -49,7 +49,7 @@ class EvictingTakes:
         return answer.state_slots
 
     def try_slots(self, count: int) -> IntArray | None:
-        """The same; `None` where fixed units or transfers have come in the way."""
+        """The same; `None` where fixed units or transfers have come in the way. Raises `InvariantError` where nothing has."""
         answer = self._take(0, count, None)
         if isinstance(answer, Taken):
             return answer.state_slots

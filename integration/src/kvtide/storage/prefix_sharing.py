@@ -77,6 +77,8 @@ class PrefixSharing:
         places = {pool.name: place for place, pool in enumerate(plan.sub_pools)}
         shape = self.tree.shape
         self._full_place = None if shape.full is None else places[shape.full]
+        # Rows count windows in pages, the tree in units: alike while `check_supported` refuses windows of smaller pages.
+        assert all(window.ratio == 1 for window in shape.windows), "multiply by the ratio first"
         self._window_places = [places[window.name] for window in shape.windows]
         self._state_place = None if shape.state is None else places[shape.state]
         self._names = list(places)
@@ -98,14 +100,17 @@ class PrefixSharing:
 
     def evictable_units(self) -> Mapping[str, int]:
         """See `PrefixCache.evictable_units`."""
+        self._pin()
         return self.tree.evictable_units()
 
     def units_counted_on_again(self) -> Mapping[str, int]:
         """See `PrefixCache.units_counted_on_again`."""
+        self._pin()
         return self.tree.units_counted_on_again()
 
     def evict_until(self, is_enough: Callable[[Mapping[str, int]], bool]) -> None:
         """See `PrefixCache.evict_until`."""
+        self._pin()
         freed = self.tree.evict(is_enough)
         assert freed is not None, "it is asked only where all that is evictable would do"
         self._free(freed)
@@ -257,7 +262,7 @@ class PrefixSharing:
             hit_tokens=tree.hit_tokens,
             restorable_tokens=tree.restorable_tokens,
             held_units=tree.held_units,
-            evictable_units=self.tree.evictable_units(),
+            evictable_units=self.evictable_units(),
             evicted_units=tree.evicted_units,
             stalled_checkpoints=dict(self.tracking.stalls),
         )
@@ -275,6 +280,14 @@ class PrefixSharing:
         self.tree.verify(self._locks.values())
 
     # ── helpers ──
+
+    def _pin(self) -> None:
+        """Have the tree keep what would not come free if it let go of it."""
+        uses = self._chain.uses
+        if uses.bind_layout:
+            self.tree.pin(uses.keeps, uses.moment)
+        else:
+            self.tree.unpin()
 
     def _due(self, rows: IntArray, lengths: IntArray) -> list[tuple[int, int]]:
         """Rows that have something to hand over, with their lengths; behind most steps none."""

@@ -1,11 +1,11 @@
 """Tracking slots: where a row's state is kept at a checkpoint until the tree takes it, and what each strategy holds (rows K7-K9).
 
-| strategy | at rest | while a checkpoint is on its way | in the tree, of the row's promise |
-| - | - | - | - |
-| no_buffer | the running slot | and the copy that the tree is given | nothing |
-| extra_buffer, plain | running and one tracking slot | the same | nothing: the tree's own, and a replacement comes at once |
-| extra_buffer, overlap | running and two | the same | nothing |
-| extra_buffer_lazy | running and one | running and two: the second is taken when a checkpoint is due | nothing |
+| strategy | at rest | while a checkpoint is on its way |
+| - | - | - |
+| no_buffer | the running slot | and, in the price alone, the copy that the tree is given |
+| extra_buffer, plain | running and one tracking slot | the same; a replacement comes when the tree takes it |
+| extra_buffer, overlap | running and two | the same |
+| extra_buffer_lazy | running and one | running and two: the second is taken when a checkpoint is due |
 
     forward that ends on the grid   … recorded │ copy: running → tracking │ … processed │ tracking slot → tree, a replacement → row
                                                └ schedule stream, behind the forward, before the next launch

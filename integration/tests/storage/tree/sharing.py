@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvtide.arena import CPUDevice, KVArena
-from kvtide.ledger import CheckLevel
+from kvtide.ledger import Access, CheckLevel, HostCopy, NetworkTransfer
 from kvtide.plan import KVStoragePlan, lay_out
 from kvtide.sizing import CheckpointStrategy, ServingPolicy, SizedPlan
 from kvtide.storage import AdmissionRefusal, KVStorage, PreparedStep, Refusal
@@ -67,8 +67,11 @@ def shared_storage(
 class SharingWorld:
     """See the module's docstring."""
 
-    def __init__(self, storage: KVStorage, seed: int, *, tokens: int = 2) -> None:
-        """Clients come and go as `seed` says; prompts are of `tokens` different tokens, so they meet."""
+    def __init__(self, storage: KVStorage, seed: int, *, tokens: int = 2, sends: bool = False) -> None:
+        """Clients come and go as `seed` says; prompts are of `tokens` different tokens, so they meet.
+
+        With `sends`, running requests are copied to peers and to the host, which goes on when they are over.
+        """
         self.storage = storage
         self.random = random.Random(seed)
         self.alphabet = tokens
@@ -78,6 +81,10 @@ class SharingWorld:
         self.flying: deque[tuple[PreparedStep, list[Client]]] = deque()
         self.overlap = storage.sized.policy.overlap
         self.arena: npt.NDArray[np.uint8] = storage.device.arena.bytes.numpy()
+        self.with_sends = sends
+        self.sends: list[HostCopy | NetworkTransfer] = []
+        self.pinned = 0
+        """Steps in which a send touched what was the tree's."""
         self.served = self.hit_tokens = self.turned_away = self.refused_steps = 0
 
     def run(self, steps: int) -> None:
@@ -85,7 +92,10 @@ class SharingWorld:
         for _ in range(steps):
             if self.random.random() < 0.4 and len(self.waiting) < 3:
                 self.waiting.append(self.client())
+            self.begin_and_end_sends()
             self.step()
+        while self.sends:
+            self.storage.chain.uses.end(self.sends.pop())
         self.drain()
 
     def drain(self) -> None:
@@ -93,6 +103,30 @@ class SharingWorld:
         while self.running or self.flying or self.waiting:
             self.step()
         self.storage.verify_idle()
+
+    def begin_and_end_sends(self) -> None:
+        """Of some pages of a row, and its state; they outlive the row, and most of what they touch is the tree's by then."""
+        if self.sends and self.random.random() < 0.15:
+            self.storage.chain.uses.end(self.sends.pop(0))
+        if not self.with_sends or not self.running or len(self.sends) > 1 or self.random.random() > 0.3:
+            return
+        chain, requests = self.storage.chain, self.storage.requests
+        row = self.random.choice(self.running).row
+        held = requests.pages[row, : requests.page_counts[row]].astype(np.int64)
+        units = {}
+        for pool in self.storage.plan.token_sub_pools:
+            bound = np.unique(held[held > 0])
+            bound = bound[chain.physical_units(pool.name, bound) > 0]
+            units[pool.name] = bound[: self.random.randint(0, 4)]
+        if self.storage.plan.state_sub_pool is not None:
+            units["state"] = requests.state_slots[row : row + 1].copy()
+        units = {name: virtual for name, virtual in units.items() if len(virtual)}
+        if units:
+            device = self.storage.device
+            send = NetworkTransfer("send", Access.READ)
+            backup = HostCopy("backup", Access.READ, device.record_event(device.schedule_stream))
+            self.sends.append(send if self.random.random() < 0.7 else backup)
+            chain.uses.begin(self.sends[-1], units)
 
     def client(self) -> Client:
         """A prompt that often begins as another one did, and as much output as there is room for."""
@@ -128,7 +162,7 @@ class SharingWorld:
                 extra_keys=[client.salt],
             )
             if isinstance(rows, AdmissionRefusal):
-                if not rows.is_final:
+                if not rows.is_final or self.sends:
                     return
                 self.turned_away += 1
                 self.waiting.popleft()
@@ -153,9 +187,12 @@ class SharingWorld:
             counts = [1] * len(chosen)
         else:
             return False
+        evicted = self.evicted()
         step = self.storage.prepare_step([client.row for client in chosen], counts)
         if isinstance(step, Refusal):
             self.refused_steps += 1
+            assert self.sends, f"an admitted request was refused: {step}"
+            assert self.evicted() == evicted, "what is refused evicts nothing"
             return False
         self.storage.launch_forward(step)
         for client, count in zip(chosen, counts, strict=True):
@@ -195,10 +232,17 @@ class SharingWorld:
         storage = self.storage
         storage._admission.verify(storage.requests.live_rows())
         assert storage._sharing is not None
+        self.pinned += bool(storage._sharing.tree._pins.open)
         storage._sharing.verify(storage.requests.live_rows())
         live = {band.name: band.live_units for band in storage.chain.statistics().bands}
         cached = storage._sharing.held_units()
         assert live == {name: count + cached[name] for name, count in storage.resident_now().items()}
+
+    def evicted(self) -> dict[str, int]:
+        """Units that the tree has let go of for others, by band."""
+        sharing = self.storage.statistics().sharing
+        assert sharing is not None
+        return dict(sharing.evicted_units)
 
     # ── bytes ──
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from kvtide.device import IntArray
-from kvtide.ledger import InvariantError
+from kvtide.ledger import Access, InvariantError, NetworkTransfer
 from kvtide.plan import FullLifetime, WindowLifetime
 from kvtide.sizing import CheckpointStrategy, ServingPolicy
 from kvtide.storage import AdmissionRefusal, KVStorage, PreparedStep, StorageError, TakeRefusal
@@ -89,6 +89,26 @@ def test_what_each_strategy_holds_before_while_and_after_a_checkpoint() -> None:
         (CheckpointStrategy.EXTRA_BUFFER, True): ((3, 0), (3, 0), (3, 1)),
         (CheckpointStrategy.EXTRA_BUFFER_LAZY, True): ((2, 0), (3, 0), (2, 1)),
     }
+
+
+@pytest.mark.requirement("K7", "K8")
+@pytest.mark.parametrize(
+    ("strategy", "overlap"), STRATEGIES, ids=lambda value: getattr(value, "value", value)
+)
+def test_a_row_whose_checkpoint_the_tree_had_holds_what_it_does_at_rest(
+    strategy: CheckpointStrategy, overlap: bool
+) -> None:
+    """Two compute one prompt at once: the second keeps its slot, and gives up the one that it took beside it."""
+    storage = shared_storage(STATEFUL, 1 << 14, strategy, overlap=overlap)
+    prompt = list(range(10))
+    rows = storage.admit([10, 10], [4, 4], prompts=[prompt, prompt])
+    assert not isinstance(rows, AdmissionRefusal)
+    at_rest, _ = slots(storage)
+    for row in rows.tolist():
+        advanced(storage, recorded(storage, row, 8))
+    assert slots(storage) == (at_rest, 1)
+    storage.release(rows)
+    storage.verify_idle()
 
 
 @pytest.mark.requirement("K7", "K8")
@@ -286,6 +306,57 @@ def test_prompts_that_do_not_go_together_are_refused() -> None:
     assert not storage.requests.cached_tokens[rows].any()
     storage.release(rows)
     storage.verify_idle()
+
+
+@pytest.mark.requirement("K5", "K8", "L4")
+@pytest.mark.parametrize(
+    ("band", "begins"),
+    [
+        ("full", "before"),
+        ("window-5", "before"),
+        ("full", "after"),
+        ("window-5", "after"),
+        ("state", "after"),
+    ],
+)
+def test_what_a_send_reads_cannot_be_evicted_until_it_is_over(band: str, begins: str) -> None:
+    """Begun while it was a request's, or once it was the tree's; all that the node holds stays in the books, and comes free behind it."""
+    storage = shared_storage(STATEFUL, 1 << 14, CheckpointStrategy.NO_BUFFER, overlap=False)
+    row = admitted(storage, list(range(8)), 1)
+    step = recorded(storage, row, 8)
+    units, send = storage.requests.pages[row, 3:4].astype(np.int64), NetworkTransfer("send", Access.READ)
+    if begins == "before":
+        storage.chain.uses.begin(send, {band: units})
+        # Somebody asks while the tree has nothing of it.
+        storage.statistics()
+    advanced(storage, step)
+    storage.release([row])
+    if begins == "after":
+        assert storage._sharing is not None
+        slot = storage._sharing.tree.match(list(range(8))).node.state
+        storage.chain.uses.begin(send, {band: np.array([slot]) if band == "state" else units})
+    sharing = storage.statistics().sharing
+    assert sharing is not None
+    kept = {name: sharing.held_units[name] - sharing.evictable_units[name] for name in sharing.held_units}
+    assert kept["full"] == 4, "no leaf goes without what it holds"
+    assert kept[band] >= 1
+    assert kept["state"] == (band == "state")
+    storage.verify_idle()
+    evict_all(storage)
+    sharing = storage.statistics().sharing
+    assert sharing is not None
+    assert sharing.held_units == kept
+    storage.chain.uses.end(send)
+    assert_nothing_is_needed(storage)
+    evict_all(storage)
+    assert not any(band.live_units for band in storage.chain.statistics().bands)
+
+
+def evict_all(storage: KVStorage) -> None:
+    """All that could go."""
+    assert storage._sharing is not None
+    evictable = storage._sharing.evictable_units()
+    storage._sharing.evict_until(lambda units: all(units[name] >= evictable[name] for name in evictable))
 
 
 def no_buffer_row_of_four_tokens(*, is_told: bool = True) -> tuple[KVStorage, int]:

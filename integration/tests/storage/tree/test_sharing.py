@@ -71,3 +71,29 @@ def test_prefixes_are_shared_under_pressure_without_a_wrong_byte_or_a_broken_pro
         evicted += sum(statistics.evicted_units.values())
     assert hits
     assert evicted > 20
+
+
+@pytest.mark.requirement("K5", "K8", "L4")
+@pytest.mark.parametrize("plan_name", ["full and a window", "full, two windows, state", "a window and state"])
+def test_what_is_sent_is_not_counted_on_while_it_is(plan_name: str) -> None:
+    """A send goes on behind its request's end. What it reads would not come free, so it is neither offered nor evicted.
+
+    `launch` looks at refused steps: nothing was evicted for them. Admission never fails, which it would if a promised slot were refused.
+    """
+    plan, pinned = PLANS[plan_name], 0
+    for seed in range(6):
+        strategy, overlap = STRATEGIES[seed % 4]
+        storage = shared_storage(
+            plan,
+            arena_bytes(plan, strategy, overlap, requests=1),
+            strategy,
+            overlap=overlap,
+            eviction_policy=CostAware() if seed % 2 else LeastRecentlyUsed(),
+        )
+        world = SharingWorld(storage, seed, sends=True)
+        world.run(60)
+        pinned += world.pinned
+        statistics = storage.statistics().sharing
+        assert statistics is not None
+        assert statistics.evictable_units == statistics.held_units, "no use is left"
+    assert pinned > 20

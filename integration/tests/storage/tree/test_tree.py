@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kvtide.plan import FullLifetime, WindowLifetime
+from kvtide.plan import ChunkLifetime, FullLifetime, WindowLifetime
 from kvtide.storage import StorageError
 from kvtide.storage.tree import CostAware, LeastRecentlyUsed, PrefixTree, TreeShape
 
@@ -86,6 +86,16 @@ def test_a_tombstone_is_filled_by_whoever_computes_its_tokens_again() -> None:
     assert live["window-4"] == now["window-4"]
     service.finish(request)
     assert service.serve(tokens("abcdefgh", "x")) == 8
+
+
+@pytest.mark.requirement("K8")
+def test_a_hit_at_the_end_of_a_stretch_needs_no_unit_of_it() -> None:
+    """Nothing is kept of the chunks' memory, and of fourteen tokens the first eight can be gone on from all the same."""
+    tree = PrefixTree(TreeShape.of(PLANS["full and chunks"]))
+    lock = tree.lock(tree.match([]))
+    tree.insert(lock, list(range(14)), np.arange(1, 8), held_from=[7], needed_from=[7])
+    assert tree.match(list(range(14))).hit_pages == 8 // PAGE
+    assert tree.match(list(range(6))).hit_pages == 0
 
 
 @pytest.mark.requirement("K8")
@@ -252,6 +262,77 @@ def test_the_cost_aware_policy_forgets_what_is_dear_and_unused() -> None:
         if not service.tree.match(dear).hit_pages:
             return
     pytest.fail("sixty short prompts did not push the long one out")
+
+
+@pytest.mark.requirement("K8")
+def test_whoever_hands_over_has_used_all_that_lies_in_front() -> None:
+    """A long answer keeps its prompt young: once the answer has gone, what was used before it goes before the prompt."""
+    service = Service(PLANS["full"])
+    service.serve(tokens(SYSTEM))
+    answering = service.admit(tokens(SYSTEM, "ab"))
+    between = service.admit(tokens("between"))
+    service.compute(between, 7)
+    service.hand_over(between)
+    service.compute(answering, 2)
+    service.hand_over(answering)
+    service.finish(answering)
+    service.evict("full", 1)
+    assert service.tree.match(tokens(SYSTEM, "ab")).hit_pages == len(SYSTEM) // PAGE
+    service.finish(between)
+    service.evict("full", 1)
+    assert service.tree.match(tokens(SYSTEM, "ab")).hit_pages == len(SYSTEM) // PAGE
+    assert service.tree.match(tokens("between")).hit_pages == 2
+
+
+@pytest.mark.requirement("K8")
+def test_a_checkpoint_that_is_computed_again_was_used() -> None:
+    """A prompt that ends where it did before cannot be a hit, and yet it shows that the checkpoint is wanted."""
+    service = Service(PLANS["full and state"])
+    for prompt in (SYSTEM, "another one."):
+        service.serve(tokens(prompt))
+        service.serve(tokens(prompt, "abcd"))
+    assert service.serve(tokens(SYSTEM)) == 0
+    service.evict("state", 1)
+    assert service.tree.match(tokens(SYSTEM, "x")).hit_pages == len(SYSTEM) // PAGE
+    assert service.tree.match(tokens(SYSTEM, "abcd")).hit_pages == len(SYSTEM) // PAGE, "the older one went"
+
+
+@pytest.mark.requirement("K8")
+def test_a_leaf_that_no_hit_can_end_in_goes_before_anything_else() -> None:
+    """Its checkpoint has gone, and now what lay behind it: used lately or not, its pages serve nobody."""
+    service = Service(PLANS["full and state"])
+    service.serve(tokens("old prompts"[:10]))
+    service.serve(tokens(SYSTEM), hand_over_at=(8,))
+    # Somebody is about to copy the checkpoint, so none of this can go.
+    reader = service.tree.lock(service.tree.match(tokens("old prompts"[:10])))
+    service.evict("state", 1)
+    latest = service.admit(tokens(SYSTEM, "x"))
+    assert latest.computed == len(SYSTEM)
+    service.finish(latest)
+    service.evict("full", 1)
+    assert service.tree.match(tokens(SYSTEM)).shared_pages == 8 // PAGE
+    assert service.tree.match(tokens(SYSTEM)).hit_pages == 0
+    service.tree.unlock(reader)
+    service.evict("full", 1)
+    assert service.tree.match(tokens(SYSTEM)).shared_pages == 0
+    assert service.tree.match(tokens("old prompts"[:10])).hit_pages == 5
+
+
+@pytest.mark.requirement("K8")
+def test_a_leaf_goes_by_the_last_use_of_its_pages() -> None:
+    """Hits at the end of a stretch use none of its units, so these look old; the leaf that is hit must not go for that."""
+    tree = PrefixTree(TreeShape.of(plan_of(FullLifetime(), ChunkLifetime(8))))
+    for first, number in ((1, 0), (5, 100)):
+        lock = tree.lock(tree.match([]))
+        pages = np.arange(first, first + 4)
+        tree.insert(lock, list(range(number, number + 8)), pages, held_from=[0], needed_from=[4])
+        tree.unlock(lock)
+    hit = tree.match(list(range(8)))
+    assert hit.hit_pages == 4
+    tree.unlock(tree.lock(hit))
+    freed = tree.evict(lambda units: units["full"] >= 1)
+    assert freed is not None
+    assert freed["full"].tolist() == [8]
 
 
 # ── misuse ──

@@ -69,7 +69,6 @@ class Evictor:
             too_few, target = len(victims), len(victims) + max(1, len(victims) // 2)
         count = _least(too_few, len(victims), lambda count: is_enough(self._by_band(freed[count])))
         last = victims[count - 1]
-        drawing.keep(count - 1)
         if last.slot != self._state_slot and (last.slot != FULL_SLOT or self._shape.state is None):
 
             def suffices(unit_count: int) -> bool:

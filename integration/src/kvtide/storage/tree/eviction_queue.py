@@ -2,7 +2,8 @@
 
 Each slot of a node is in the queue once at most, so the queue is as long as the tree. The rank that an entry was put in with may be
 too low by the time it comes up, since its slot was used in between: then it goes back with the rank that it has. So a use costs
-nothing here, however long the prefix.
+nothing here, however long the prefix. A rank that has *fallen*, as that of a checkpoint does where another one comes to lie in front of it, is
+not looked for: such an entry comes up late, at the rank that it was put in with.
 """
 
 from __future__ import annotations
@@ -85,7 +86,13 @@ class EvictionQueue:
         heapq.heappush(self._entries, (rank, slot, self._pushed, node))
 
     def _rank(self, node: Node, slot: int) -> float:
-        """As things are now."""
+        """As things are now; of a leaf that nobody needs, no slot goes before its pages would."""
+        own = self._own_rank(node, slot)
+        if slot == FULL_SLOT or node.children or node.locks:
+            return own
+        return max(own, self._own_rank(node, FULL_SLOT))
+
+    def _own_rank(self, node: Node, slot: int) -> float:
         if slot == FULL_SLOT and node.state == NO_STATE and self._shape.state is not None:
             # Once it is a leaf no hit ends in it.
             return -math.inf

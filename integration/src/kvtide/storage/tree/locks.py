@@ -26,7 +26,7 @@ class TreeLock:
 
     __slots__ = ("begins", "hit_pages", "is_open", "match", "node", "root", "state_node")
 
-    def __init__(self, root: Node, node: Node, begins: list[int], match: Match) -> None:
+    def __init__(self, root: Node, node: Node, begins: list[int], match: Match | None) -> None:
         self.root = root
         """Of its extra key."""
         self.node = node
@@ -34,7 +34,7 @@ class TreeLock:
         self.begins = begins
         """First unit of each window that it needs; none behind the node's end."""
         self.match = match
-        """What it came from."""
+        """What it came from; `None` of a pin."""
         self.hit_pages = node.end
         """Pages that it was given; those behind are its own work, and in its price."""
         self.state_node: Node | None = None
@@ -71,22 +71,18 @@ class Locks:
 
     def open(self, root: Node, node: Node, match: Match, stamp: float) -> TreeLock:
         """Need a hit that ends at `node`'s end, its checkpoint included."""
-        pages = node.end
-        begins = [window.first_unit(pages) for window in self._shape.windows]
+        begins = [window.first_unit(node.end) for window in self._shape.windows]
         lock = TreeLock(root, node, begins, match)
-        each: Node | None = node
-        while each is not None:
-            self._count(each, 1)
-            each.stamps[FULL_SLOT] = stamp
-            each = each.parent
-        for place, window in enumerate(self._shape.windows):
-            self._shift(lock, place, (begins[place], pages * window.ratio), 1, stamp)
-        if self._shape.state is not None and node.state != NO_STATE:
-            node.stamps[self._state_slot] = stamp
-            lock.state_node = node
-            if not node.state_locks:
-                self._books.needed[self._state_slot] += 1
-            node.state_locks += 1
+        self._hold(lock, stamp, has_state=node.state != NO_STATE)
+        return lock
+
+    def pin(self, node: Node, begins: list[int], *, has_state: bool) -> TreeLock:
+        """Need a node with all above it, its windows' units from `begins` on, and its checkpoint or not; that is no use of them."""
+        root = node
+        while root.parent is not None:
+            root = root.parent
+        lock = TreeLock(root, node, begins, None)
+        self._hold(lock, None, has_state=has_state)
         return lock
 
     def end_copy(self, lock: TreeLock) -> Node | None:
@@ -139,6 +135,25 @@ class Locks:
         return touched
 
     # ── helpers ──
+
+    def _hold(self, lock: TreeLock, stamp: float | None, *, has_state: bool) -> None:
+        node, each = lock.node, lock.node
+        while True:
+            self._count(each, 1)
+            if stamp is not None:
+                each.stamps[FULL_SLOT] = stamp
+            if each.parent is None:
+                break
+            each = each.parent
+        for place, window in enumerate(self._shape.windows):
+            self._shift(lock, place, (lock.begins[place], node.end * window.ratio), 1, stamp)
+        if self._shape.state is not None and has_state:
+            if stamp is not None:
+                node.stamps[self._state_slot] = stamp
+            lock.state_node = node
+            if not node.state_locks:
+                self._books.needed[self._state_slot] += 1
+            node.state_locks += 1
 
     def _count(self, node: Node, change: int) -> None:
         """A node's full attention is needed by one request more, or one less."""

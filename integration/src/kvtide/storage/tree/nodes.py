@@ -9,6 +9,8 @@ window keeps some of its units, each with its own locks; a state belongs to the 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 import numpy as np
 import numpy.typing as npt
 
@@ -138,6 +140,15 @@ def root_of(shape: TreeShape) -> Node:
     none = np.empty(0, np.int64)
     spans = [WindowSpan.of(np.empty(0, np.bool_)) for _ in shape.windows]
     return Node(None, b"", none, spans, [0.0] * (len(shape.windows) + 2))
+
+
+def nodes_below(roots: Iterable[Node]) -> Iterator[Node]:
+    """Every node, `roots` among them."""
+    waiting = list(roots)
+    while waiting:
+        node = waiting.pop()
+        waiting += node.children.values()
+        yield node
 
 
 def split(node: Node, page_count: int, shape: TreeShape) -> Node:

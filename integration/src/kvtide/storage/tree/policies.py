@@ -24,7 +24,10 @@ class EvictionPolicy(Protocol):
         """What to note at a use, of every slot that was used."""
 
     def rank(self, stamp: float, worth: Worth) -> float:
-        """Of what was last used at `stamp`; the same while neither the stamp nor its worth changes."""
+        """Of what was last used at `stamp`; the same while neither the stamp nor its worth changes.
+
+        A rank that rises is looked up when its turn comes; one that falls may be overlooked until what it was has come up.
+        """
 
     def evicted(self, rank: float) -> None:
         """A victim of this rank has gone."""

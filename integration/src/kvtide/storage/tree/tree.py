@@ -9,13 +9,15 @@
 | `advance` | its next token reads less of the windows | what is needed |
 | `insert` | its pages are the tree's from now on, at a checkpoint or at its end | who holds them |
 | `unlock` | it is over, or was not admitted | what is needed |
+| `pin`, `unpin` | room is about to be asked for, while units are fixed or under a transfer | what is needed |
 | `evict` | room is asked for | what is held |
 
 The tree decides, and touches no memory: its answers name virtual units that the storage frees, rehomes or copies. It never looks at
 the device or the clock, so ranks that are told the same answer the same. A node that a forward in flight reads may be evicted: its
 pages pend in the chain until that forward is over.
 
-Every prompt belongs to an *extra key*, an adapter or a tenant's salt: prompts of different extra keys share nothing.
+Every prompt belongs to an *extra key*, an adapter or a tenant's salt: prompts of different extra keys share nothing. Keys are compared as those of a
+dictionary: 1, 1.0 and True are one.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ from kvtide.storage.tree.eviction import Enough, Evictor
 from kvtide.storage.tree.inserting import Handed, Inserted, Insertion, place_state
 from kvtide.storage.tree.locks import Locks, TreeBooks, TreeLock
 from kvtide.storage.tree.matching import Match, match_along, walk
-from kvtide.storage.tree.nodes import NO_STATE, Node, root_of, split
+from kvtide.storage.tree.nodes import NO_STATE, Node, nodes_below, root_of, split
+from kvtide.storage.tree.pins import Keeps, Pins
 from kvtide.storage.tree.policies import EvictionPolicy, LeastRecentlyUsed
 from kvtide.storage.tree.shape import TreeShape
 from kvtide.storage.tree.verifying import counted, verify_locks
@@ -79,6 +82,8 @@ class PrefixTree:
         self._keys: dict[Node, Hashable] = {}
         self._books = TreeBooks(shape)
         self._locks = Locks(shape, self._books)
+        self._pins = Pins(shape, self._locks)
+        self._pinned_at: tuple[Hashable, int] | None = None
         self._evictor = Evictor(shape, self._books, LeastRecentlyUsed() if policy is None else policy)
         self._names = (shape.full, *(window.name for window in shape.windows), shape.state)
         self._epoch = 0
@@ -123,6 +128,7 @@ class PrefixTree:
     def admitted(self, lock: TreeLock) -> int:
         """The lock's request begins: count its hit. Pages that it shares with others, as far as the tree knew when it was matched."""
         match, page_tokens = lock.match, self.shape.page_tokens
+        assert match is not None, "a pin is nobody's request"
         self._matched_tokens += match.shared_pages * page_tokens
         self._hit_tokens += match.hit_pages * page_tokens
         for name, pages in zip(self.shape.bands, match.restorable_pages, strict=True):
@@ -220,6 +226,24 @@ class PrefixTree:
 
     # ── room ──
 
+    def pin(self, keeps: Keeps, moment: Hashable) -> None:
+        """Need, for nobody, each node that holds a unit that `keeps` says would not come free, until `unpin` or another moment.
+
+        `moment`: alike while `keeps` would answer the same; then nothing is asked unless the tree has changed. Costs what the tree has of
+        nodes otherwise.
+        """
+        if self._pinned_at == (moment, self._epoch):
+            return
+        self.unpin()
+        self._pins.set([node for node in nodes_below(self._roots.values()) if not node.is_root], keeps)
+        self._pinned_at = (moment, self._epoch)
+
+    def unpin(self) -> None:
+        """Everything would come free."""
+        for node in self._pins.drop():
+            self._evictor.queue.add_all(node)
+        self._pinned_at = None
+
     def evict(self, is_enough: Enough) -> dict[str, IntArray] | None:
         """Let go of the least, in the policy's order, for which `is_enough` says yes; virtual units by band, to be freed in this order.
 
@@ -266,7 +290,7 @@ class PrefixTree:
 
         `locks`: every lock that somebody is going to end. One that nobody has would keep its prefix for ever.
         """
-        verify_locks(self.shape, self._roots.values(), locks)
+        verify_locks(self.shape, self._roots.values(), [*locks, *self._pins.open])
         books, nodes = counted(self.shape, self._roots.values())
         found = {name: getattr(self._books, name) for name in ("held", "needed", "again")}
         expected = {name: getattr(books, name) for name in ("held", "needed", "again")}

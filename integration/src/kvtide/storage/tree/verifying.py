@@ -10,7 +10,7 @@ import numpy as np
 from kvtide.device import IntArray
 from kvtide.ledger import InvariantError
 from kvtide.storage.tree.locks import TreeBooks, TreeLock, counted_on
-from kvtide.storage.tree.nodes import FULL_SLOT, NO_STATE, Node
+from kvtide.storage.tree.nodes import FULL_SLOT, NO_STATE, Node, nodes_below
 from kvtide.storage.tree.shape import TreeShape
 
 
@@ -29,7 +29,7 @@ class _Needed:
 def counted(shape: TreeShape, roots: Iterable[Node]) -> tuple[TreeBooks, int]:
     """The books that the nodes below `roots` make, and how many nodes there are."""
     books, count = TreeBooks(shape), 0
-    for node in _nodes(roots):
+    for node in nodes_below(roots):
         if not node.is_root:
             count += 1
             _add(books, node)
@@ -41,7 +41,7 @@ def verify_locks(shape: TreeShape, roots: Iterable[Node], locks: Iterable[TreeLo
     needed: dict[Node, _Needed] = {}
     for lock in locks:
         _need(shape, needed, lock)
-    for node in _nodes(roots):
+    for node in nodes_below(roots):
         expected = needed.pop(node, None) or _nothing(node)
         found = _Needed(
             [span.locks.astype(np.int64) for span in node.spans],
@@ -88,14 +88,6 @@ def _nothing(node: Node) -> _Needed:
 def _told(needed: _Needed) -> tuple[object, ...]:
     windows, given = ([counts.tolist() for counts in each] for each in (needed.windows, needed.given))
     return needed.locks, windows, given, needed.states
-
-
-def _nodes(roots: Iterable[Node]) -> Iterable[Node]:
-    waiting = list(roots)
-    while waiting:
-        node = waiting.pop()
-        waiting += node.children.values()
-        yield node
 
 
 def _add(books: TreeBooks, node: Node) -> None:

@@ -46,7 +46,6 @@ class Drawing:
         self._state_slot = len(shape.windows) + 1
         self.popped: list[tuple[Node, int]] = []
         """Entries that were taken off the queue."""
-        self._chosen: list[tuple[Node, int]] = []
         self._gone: set[tuple[Node, int]] = set()
         self._children_gone: dict[Node, int] = {}
 
@@ -88,12 +87,7 @@ class Drawing:
             units[self._state_slot] = 1
         return units
 
-    def keep(self, count: int) -> None:
-        """Only the first `count` victims go before whatever is asked about from now on."""
-        self._gone = set(self._chosen[:count])
-
     def _choose(self, node: Node, slot: int, count: int, rank: float) -> Victim:
-        self._chosen.append((node, slot))
         self._gone.add((node, slot))
         parent = node.parent
         if slot == FULL_SLOT and parent is not None and not parent.is_root:

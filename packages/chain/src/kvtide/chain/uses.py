@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 
+import numpy as np
+import numpy.typing as npt
+
 from kvtide.chain.band import Band
 from kvtide.chain.chain_bands import ChainBands
 from kvtide.chain.checks import bound_units, checked
@@ -36,6 +39,18 @@ class ChainUses:
     def bind_layout(self) -> bool:
         """Whether fixed units, transfers or holds bear on where some band may stand."""
         return any(band.usage.binds_layout for band in self._bands)
+
+    @property
+    def moment(self) -> Hashable:
+        """Alike while `keeps` answers the same."""
+        return tuple(band.usage.epoch for band in self._bands)
+
+    def keeps(self, band_name: str, virtual: IntArray) -> npt.NDArray[np.bool_]:
+        """Which bound units of a band would not come free if they were given up now: fixed, under a transfer, or held for a peer."""
+        band = self._bands[band_name]
+        units = bound_units(band, checked(band, virtual, "ask about"), "ask about").ids
+        kept: npt.NDArray[np.bool_] = band.usage.withheld(units) | band.usage.is_held(units)
+        return kept
 
     def begin(self, signal: Signal, units: Mapping[str, IntArray]) -> None:
         """A copy or transfer of these units is submitted; whoever writes them next waits for it as `CLEARANCE` says."""
