@@ -106,6 +106,12 @@ class Rank:
             self.chain.uses.end(transfer)
             self.waited.append(transfer)
 
+    @property
+    def schedule_waits(self) -> int:
+        """Waits that were queued on the schedule stream so far."""
+        count: int = self.device.schedule_stream.wait_count
+        return count
+
     def table(self, band: SimulatedBand) -> IntArray:
         """Physical unit of every virtual unit, as the host has it."""
         return self.chain.physical_units(band.name, self._ids[band.name])

@@ -120,7 +120,7 @@ def flush(world: World, most_moves: int) -> int:
     What a flush could wait for is a forward in flight, or a copy whose stream stands behind one.
     """
     held = held_places(world.uses, world.ranks[0])
-    before = [(rank.steps.retired_through, rank.device.schedule_stream.wait_count) for rank in world.ranks]
+    before = [(rank.steps.retired_through, rank.schedule_waits) for rank in world.ranks]
     moved = world.on_each("a flush", lambda rank: rank.chain.flush_opportunistic(most_moves))[0]
     for rank, (retired, wait_count) in zip(world.ranks, before, strict=True):
         if rank.steps.retired_through != retired:
@@ -128,7 +128,7 @@ def flush(world: World, most_moves: int) -> int:
                 "needless_wait",
                 f"a flush waits for forward {rank.steps.retired_through} on rank {rank.place}",
             )
-        if rank.device.schedule_stream.wait_count != wait_count:
+        if rank.schedule_waits != wait_count:
             raise CheckFailedError(
                 "needless_wait", f"a flush makes the schedule stream of rank {rank.place} wait"
             )

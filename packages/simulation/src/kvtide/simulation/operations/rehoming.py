@@ -18,7 +18,7 @@ class Rehome:
     """What one request's window binds stands for another's pages from now on; forwards that read and write it run on."""
 
     name = "rehome"
-    weight = 14
+    weight = 4
 
     def generate(self, rng: random.Random, world: World) -> Numbers | None:
         """In which window, from whom to whom, which pages."""

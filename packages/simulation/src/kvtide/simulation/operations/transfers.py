@@ -102,7 +102,7 @@ class BeginTransfer:
     """An announced transfer begins, once every rank's host has seen its gate and nothing has moved since."""
 
     name = "begin transfer"
-    weight = 100
+    weight = 200
 
     def generate(self, rng: random.Random, world: World) -> Numbers | None:
         """Which, and whether a loop that has nothing else to do flushes next: what is sent may move."""

@@ -74,6 +74,8 @@ class RealDevice:
         self._compared: list[str] = []
         self.queued: Counter[str] = Counter()
         """Calls that queued something, by stream."""
+        self.waits: Counter[str] = Counter()
+        """Waits for events, by stream."""
         self.synchronize()
 
     # ── the seam ──
@@ -104,6 +106,7 @@ class RealDevice:
     def wait_event(self, stream: Stream, event: Event) -> None:
         """See `Device.wait_event`."""
         self.queued[stream.name] += 1
+        self.waits[stream.name] += 1
         self._device.wait_event(stream, event)
 
     def query_event(self, event: Event) -> bool:

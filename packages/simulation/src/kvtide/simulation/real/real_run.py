@@ -51,12 +51,19 @@ class RealRank(Rank):
         )
         self.backups: Any = device.create_stream("backups")
         self.loads: Any = device.create_stream("loads")
+        self.refills: Any = device.create_stream("refills")
         self.transfers = {}
         self.waited = []
         self.waiter_calls = 0
         self._ids = {band.name: np.arange(band.id_count) for band in bands}
         self.flying = []
         self.units: Any = {band.name: device.units(band.grid, band.unit_count) for band in bands}
+
+    @property
+    def schedule_waits(self) -> int:
+        """See `Rank.schedule_waits`."""
+        count: int = self.device.waits[self.device.schedule_stream.name]
+        return count
 
     def fingerprint(self) -> tuple[Any, ...]:
         """See `Rank.fingerprint`."""
