@@ -17,7 +17,7 @@ from kvtide.simulation import (
     run_seed,
 )
 
-SEEDS = range(70)
+SEEDS = range(90)
 ACTIONS = 200
 
 MET = {
