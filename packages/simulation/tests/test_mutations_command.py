@@ -35,11 +35,11 @@ def test_what_was_found_is_a_table_or_a_document() -> None:
 @pytest.mark.requirement("X2")
 def test_a_mutation_that_nobody_notices_is_a_failure() -> None:
     """One action notices nothing; where another rule stands before a cell, nobody can."""
-    result = mutations("upload.rows", "clearance.zero.fixed", "--seeds", "0", "--ops", 1, "--jobs", 1)
+    result = mutations("pending.newest", "clearance.zero.fixed", "--seeds", "0", "--ops", 1, "--jobs", 1)
     assert result.exit_code == 1
-    assert re.search(r"upload\.rows .* 1 +survived", result.stdout)
+    assert re.search(r"pending\.newest .* 1 +survived", result.stdout)
     assert re.search(r"clearance\.zero\.fixed .* 1 +behind another rule", result.stdout)
-    assert "not as they should be: upload.rows" in result.stdout
+    assert "not as they should be: pending.newest" in result.stdout
 
 
 @pytest.mark.requirement("X2")

@@ -50,7 +50,7 @@ def test_another_package_brings_operations_without_being_imported(
     assert list(found) == sorted(found)
     run = run_seed(4, 100, found)
     assert run.failure is None
-    assert run.coverage["backup", "copied"] > 5
+    assert run.coverage["backup", "copied"] > 0
 
 
 @pytest.mark.parametrize(

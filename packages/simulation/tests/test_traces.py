@@ -65,7 +65,7 @@ NOT_IN_A_TRACE: dict[type, set[str]] = {
         "estimated_units_available",
         "usage",
     },
-    ChainUses: set(),
+    ChainUses: {"keeps"},
     ForwardSteps: {
         "clone",
         "places",
