@@ -48,9 +48,9 @@ def test_another_package_brings_operations_without_being_imported(
     found = installed_operations()
     assert set(found) == {*operations, "backup"}
     assert list(found) == sorted(found)
-    run = run_seed(4, 100, found)
+    run = run_seed(0, 100, found)
     assert run.failure is None
-    assert run.coverage["backup", "copied"] > 0
+    assert run.coverage["backup", "copied"] > 5
 
 
 @pytest.mark.parametrize(
