@@ -1,7 +1,8 @@
 """A GPU's timing without a GPU: two streams of a CPU device on a clock of their own, for the walk of `gpu_check.py`.
 
-What is queued gets its place in time at once (behind its stream, what that waited for, and the host), and takes effect when the
-host's clock has passed it: at a host wait, or at the end.
+What is queued gets its place in time at once (behind its stream, what that waited for, and the host), with the ids it was handed then.
+Whatever the host's clock has passed has taken effect, however the host comes to know of it: by a wait, by asking for an event, or by
+memory that it reads.
 """
 
 import heapq
@@ -10,6 +11,7 @@ from itertools import count
 from typing import cast
 
 import attrs
+import numpy as np
 import torch
 
 from gpu_place import Place
@@ -36,17 +38,25 @@ class TimedDevice(CPUDevice):
         self.ends = {self.schedule_stream: 0.0, self.forward_stream: 0.0}
         self.effects: list[tuple[float, int, Callable[[], object]]] = []
         self.places = count()
+        self.takes_effect = False
 
     def queue(self, stream: Stream, seconds: float, work: Callable[[], object]) -> None:
-        self.now += HOST_SECONDS
+        self.pass_until(self.now + HOST_SECONDS)
         begin = max(self.now, self.ends[stream])  # type: ignore[index]  # its own streams
         self.ends[stream] = begin + seconds  # type: ignore[index]  # as above
         heapq.heappush(self.effects, (begin, next(self.places), work))
 
     def pass_until(self, time: float) -> None:
+        assert not self.takes_effect, (
+            "what is queued lets no time pass: later effects would come in the middle of it"
+        )
         self.now = max(self.now, time)
-        while self.effects and self.effects[0][0] < self.now:
-            heapq.heappop(self.effects)[2]()
+        self.takes_effect = True
+        try:
+            while self.effects and self.effects[0][0] < self.now:
+                heapq.heappop(self.effects)[2]()
+        finally:
+            self.takes_effect = False
 
     def record_event(self, stream: Stream) -> TimedEvent:  # type: ignore[override]  # events here have a time
         return TimedEvent(stream, max(self.now, self.ends[stream]))  # type: ignore[index]  # its own streams
@@ -62,12 +72,12 @@ class TimedDevice(CPUDevice):
         self.pass_until(cast(TimedEvent, event).time)
 
     def copy_units(self, stream: Stream, grid: UnitGrid, sources: IntArray, targets: IntArray) -> None:
-        work = super().copy_units
-        self.queue(stream, WORK_SECONDS, lambda: work(stream, grid, sources, targets))
+        work, pairs = super().copy_units, (np.array(sources), np.array(targets))
+        self.queue(stream, WORK_SECONDS, lambda: work(stream, grid, *pairs))
 
     def zero_units(self, stream: Stream, grid: UnitGrid, units: IntArray) -> None:
-        work = super().zero_units
-        self.queue(stream, WORK_SECONDS, lambda: work(stream, grid, units))
+        work, ids = super().zero_units, np.array(units)
+        self.queue(stream, WORK_SECONDS, lambda: work(stream, grid, ids))
 
     def upload(self, stream: Stream) -> int:
         indices, values = self._staging.drain()

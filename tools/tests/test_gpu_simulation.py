@@ -13,14 +13,15 @@ import pytest
 import torch
 
 from gpu_place import Place
-from gpu_simulation import ACTIONS, simulate, simulate_without_waits
+from gpu_simulation import ACTIONS, first_wrong_byte, simulate, simulate_without_waits
 from kvtide.arena import CPUDevice, KVArena
-from kvtide.device import ImmediateStream, Stream
+from kvtide.device import Event, ImmediateStream, Stream
 from kvtide.simulation import OPERATIONS, RealDevice, open_device, run_seed_on
 
 from .late_streams import CLOCK_HZ, WORK_SECONDS, TimedDevice
 
 CPU = Place(is_gpu=False)
+SEED_WITHOUT_FORWARDS = 42
 
 
 class LateRealDevice(RealDevice):
@@ -60,21 +61,7 @@ class LateRealDevice(RealDevice):
 
 
 @pytest.mark.requirement("X1")
-@pytest.mark.parametrize(
-    "seed",
-    [
-        1,
-        pytest.param(
-            4,
-            marks=pytest.mark.xfail(
-                strict=True,
-                reason="open: a send or a backup that is late is now and then found to have read other bytes than it was handed; "
-                "the modelled device sees no race, so the stand-in for late streams is suspected first",
-            ),
-        ),
-        7,
-    ],
-)
+@pytest.mark.parametrize("seed", [1, 4, 7, 8, 13])
 def test_the_operations_find_what_must_be_there_on_late_streams(seed: int) -> None:
     """With every wait there is nothing to find, whatever is late."""
     assert "forwards" in simulate(CPU, seed, LateRealDevice)
@@ -84,6 +71,51 @@ def test_the_operations_find_what_must_be_there_on_late_streams(seed: int) -> No
 def test_missing_waits_are_noticed_on_late_streams() -> None:
     """The delays are long enough to show them; on a GPU the same check must find the same."""
     assert "caught by seed" in simulate_without_waits(CPU, LateRealDevice)
+
+
+@pytest.mark.requirement("X1", "X2")
+@pytest.mark.parametrize("name", ["schedule", "forward", "backups", "loads", "refills", "results"])
+def test_missing_waits_of_each_stream_are_noticed_on_late_streams(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Late streams that hid the waits of one stream would say of that one nothing."""
+    wait = RealDevice.wait_event
+
+    def leave_out(device: RealDevice, stream: Stream, event: Event) -> None:
+        if stream.name != name:
+            wait(device, stream, event)
+
+    monkeypatch.setattr(RealDevice, "wait_event", leave_out)
+    assert "caught by seed" in first_wrong_byte(CPU, LateRealDevice)
+
+
+@pytest.mark.requirement("X1", "X2")
+@pytest.mark.parametrize(("name", "answer"), [("query_event", True), ("wait_on_host", None)])
+def test_a_host_that_goes_ahead_is_noticed_on_late_streams(
+    name: str, answer: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the host reads has come when an event says so, and not before: gates, ends of copies, results."""
+    monkeypatch.setattr(RealDevice, name, lambda *_: answer)
+    assert "caught by seed" in first_wrong_byte(CPU, LateRealDevice)
+
+
+@pytest.mark.requirement("X1", "X2")
+def test_only_a_wrong_byte_counts_as_a_missing_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device that does not work at all would else pass for one whose waits are needed."""
+
+    def breaks(*_: object) -> int:
+        raise RuntimeError("an illegal memory access was encountered")
+
+    monkeypatch.setattr(RealDevice, "upload", breaks)
+    with pytest.raises(AssertionError, match=r"something else: .* illegal memory access"):
+        simulate_without_waits(CPU, LateRealDevice)
+
+
+@pytest.mark.requirement("X1")
+def test_a_seed_that_shows_nothing_is_none_that_passes() -> None:
+    """Where no forward ran, nothing looked at the pages."""
+    with pytest.raises(AssertionError, match="no forward ran"):
+        simulate(CPU, SEED_WITHOUT_FORWARDS, LateRealDevice)
 
 
 @pytest.mark.requirement("X1")
