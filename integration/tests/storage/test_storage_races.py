@@ -1,303 +1,311 @@
-"""`KVStorage` as it ships on the modelled device: its waits and its uploads suffice, and each that is missing shows (K4)."""
+"""`KVStorage` as it ships on the modelled device: its rules of order suffice, and each that is broken shows (K2, K4, X2).
+
+A rule is broken at run time, where it is shipped, so that a rule that moves takes its line of the table along.
+"""
 
 from __future__ import annotations
 
-import random
-import re
-from typing import Any, cast
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
+import attrs
 import numpy as np
 import pytest
 import torch
 
-from kvtide.arena import SCRATCH_BYTES
-from kvtide.device import Event, IntArray, RunningWork, Stream, UnitGrid, UnorderedAccessError
+from kvtide.device import Event, Stream, UnorderedAccessError
 from kvtide.engine.modelled_device import ModelledTensorDevice
-from kvtide.ledger import CheckLevel
-from kvtide.plan import (
-    DType,
-    FullLifetime,
-    KVLayerDecl,
-    KVPart,
-    KVStoragePlan,
-    MLAGeometry,
-    StateGeometry,
-    StateLifetime,
-    TensorDecl,
-    WindowLifetime,
-    plan_kv_storage,
-)
-from kvtide.sizing import ServingPolicy
-from kvtide.storage import (
-    ForwardIds,
-    KVStorage,
-    PreparedStep,
-    SharedReadEnds,
-    UnresolvedIds,
-    build_kv_storage,
-)
+from kvtide.ledger import ForwardSteps
+from kvtide.storage import KVStorage, RowState, SharedReadEnds
+from kvtide.storage.row_state import RowResets
+from kvtide.storage.row_units import RowUnits
 
-PAGE_TOKENS = 2
+from .overlapped_loop import BACKENDS, Scheduler
+
+SEEDS, ITERATIONS = 10, 90
+
+Function: TypeAlias = Callable[..., Any]
+Plant: TypeAlias = Callable[[pytest.MonkeyPatch], None]
 
 
-def plan() -> KVStoragePlan:
-    state = StateGeometry((TensorDecl("s", (112,), DType.UINT8),))
-    return plan_kv_storage(
-        [
-            KVLayerDecl(0, (KVPart(MLAGeometry(24, 0, DType.UINT8), FullLifetime()),)),
-            KVLayerDecl(1, (KVPart(MLAGeometry(40, 0, DType.UINT8), WindowLifetime(5)),)),
-            KVLayerDecl(2, (KVPart(state, StateLifetime()),)),
-        ],
-        page_tokens=PAGE_TOKENS,
-    )
+@attrs.frozen(kw_only=True)
+class Broken:
+    """One rule of the storage, and how it is broken."""
+
+    id: str
+    rule: str
+    """What it says, where it holds."""
+
+    plant: Plant
+    """Breaks it."""
+
+    error: type[Exception]
+    """What finds it: a race, or a byte that is wrong."""
+
+    report: str
+    """A pattern of what is said then."""
+
+    declaring: int = len(BACKENDS)
+    """Of the backends, how many declare their read ends."""
 
 
-class StorageDevice(ModelledTensorDevice):
-    """A modelled device from which one wait can be left out."""
-
-    dropped_stream: Stream | None = None
-    """The next wait of this stream is dropped."""
-
-    def wait_event(self, stream: Stream, event: Event) -> None:
-        if stream is self.dropped_stream:
-            self.dropped_stream = None
-        else:
-            super().wait_event(stream, event)
+# ── ways to break ──
 
 
-class Scheduler:
-    """The overlap loop with drawn batches: a row's next forward is launched while its last one runs.
+def instead(owner: type, name: str, make: Callable[[Function], Function]) -> Plant:
+    """What `make` makes of a method."""
+    return lambda patch: patch.setattr(owner, name, make(getattr(owner, name)))
 
-    Every page and state slot of a request holds the request's number; a row's state on the device counts its tokens.
-    """
 
-    def __init__(
-        self, seed: int, *, declares: bool = False, dropped: str | None = None, broken: str | None = None
-    ) -> None:
-        self.random = random.Random(seed)
-        self.declares = declares
-        """Whether the forwards' one backend declares its read end."""
-        self.dropped = dropped
-        """Which wait is missing: "barrier", "upload" or none."""
-        self.broken = broken
-        """What the storage does wrong: "early reset" or nothing."""
-        self.storage: KVStorage = build_kv_storage(
-            plan(),
-            budget_bytes=SCRATCH_BYTES + 4_200,
-            max_running_requests=6,
-            max_context_tokens=40,
-            chunk_tokens=8,
-            make_device=lambda arena: StorageDevice(arena, seed=seed),
-            policy=ServingPolicy(overlap=True),
-            check_level=CheckLevel.STRICT,
-        )
-        self.device = cast(StorageDevice, self.storage.device)
-        layout = self.storage.layout
-        self.grids = {band.name: UnitGrid(band.origin_bytes, band.unit_bytes) for band in layout.bands}
-        self.device.watch(layout)
-        self.numbers: dict[int, int] = {}
-        self.flying: list[tuple[PreparedStep, Event]] = []
-        self.served = 0
-        self.reused_under_a_forward = 0
+def without(owner: type, name: str) -> Plant:
+    """A method that does nothing."""
+    return instead(owner, name, lambda _: lambda *_: None)
 
-    def run(self, iterations: int) -> None:
-        """Launch, then process the forward before: the overlap loop. Ends with nothing in flight and nothing held."""
-        for _ in range(iterations):
-            self._admit()
-            launched = self._launch()
-            while len(self.flying) > launched:
-                self._process()
-            if self.random.random() < 0.3:
-                with self.device.model.no_host_waits("flush_opportunistic"):
-                    self.storage.flush_opportunistic()
-        while self.flying:
-            self._process()
-        if self.numbers:
-            self.storage.release(list(self.numbers))
-        self.storage.verify_idle()
 
-    def _admit(self) -> None:
-        prompts = [self.random.randint(1, 14) for _ in range(self.random.randint(1, 2))]
-        with self.device.model.no_host_waits("admit"):
-            rows = self.storage.admit(prompts, [self.random.randint(1, 10) for _ in prompts])
-        if isinstance(rows, np.ndarray):
-            for row in rows.tolist():
-                self.served += 1
-                self.numbers[row] = self.served % 250 + 1
-                if self.broken == "early reset":
-                    rows = torch.from_numpy(self.storage._row_resets.take())
-                    self.storage.row_state.reset(rows, torch.zeros_like(rows))
-                self.reused_under_a_forward += any(row in step.rows for step, _ in self.flying)
+def during(verb: str, *plants: Plant) -> Plant:
+    """Broken while that verb of the storage runs, and no longer."""
 
-    def _launch(self) -> bool:
-        """A forward over some rows that have tokens left; whether there was one, and it was not aborted."""
-        requests, device = self.storage.requests, self.device
-        ready = [row for row in self.numbers if requests.prepared[row] < requests.limits[row]]
-        rows = np.array(
-            self.random.sample(ready, max(0, len(ready) - self.random.choice([0, 0, 1, 9]))), np.int64
-        )
-        if not len(rows):
-            return False
-        left = np.maximum(1, requests.prompts[rows] - requests.prepared[rows])
-        counts = np.minimum(left, [self.random.randint(1, 8) for _ in rows])
-        with device.model.no_host_waits("prepare_step"):
-            step = self.storage.prepare_step(rows, counts)
-        assert isinstance(step, PreparedStep)
-        if self.dropped == "upload":
-            device.dropped_stream = device.forward_stream
-        with device.model.no_host_waits("launch_forward"):
-            ids = self._resolve_later(self.storage.launch_forward(step), step)
-        if self.random.random() < 0.1:
-            # Its metadata phase is queued, and runs; the layers never come.
-            self.storage.abandon(step)
-            return False
-        ends = SharedReadEnds(device, ["pages"])
-        if self.declares:
-            ends.declare("pages")
-        numbers = [self.numbers[row] for row in rows.tolist()]
-        name = f"forward {step.launch.forward}" if step.launch else ""
-        device.model.submit(
-            device.forward_stream,
-            name,
-            run=lambda work: self._body(work, name, ids[0], numbers, step),
-            discovers=True,
-        )
-        if self.dropped == "barrier":
-            device.dropped_stream = device.schedule_stream
-        self.storage.record_forward(step, ends)
-        assert step.done_event is not None
-        self.flying.append((step, step.done_event))
-        return True
+    def make(original: Function) -> Function:
+        def call(*args: Any, **named: Any) -> Any:
+            with pytest.MonkeyPatch.context() as patch:
+                for plant in plants:
+                    plant(patch)
+                return original(*args, **named)
 
-    def _resolve_later(self, unresolved: UnresolvedIds, step: PreparedStep) -> list[ForwardIds]:
-        """The forward's metadata phase, queued: the ids come in a list that is empty until it has run."""
-        found: list[ForwardIds] = []
-        pages_per_row = self.storage.sized.pages_per_row
-        first = [row * pages_per_row for row in unresolved.rows.tolist()]
+        return call
 
-        def resolve(_: RunningWork) -> None:
-            found.append(unresolved.resolve())
-            lengths = self.storage.row_state.lengths[step.rows].tolist()
-            assert lengths == step.starts.tolist(), "state of rows on the device"
+    return instead(KVStorage, verb, make)
 
-        self.device.model.submit(
-            self.device.forward_stream,
-            "metadata",
-            reads=[
-                *(self.device.model.mirror_span("rows", entry, entry + pages_per_row) for entry in first),
-                *(self.device.model.mirror_span(f"ids:{band.name}") for band in self.storage.layout.bands),
-            ],
-            run=resolve,
-        )
-        return found
 
-    def _body(
-        self,
-        work: RunningWork,
-        name: str,
-        ids: ForwardIds,
-        numbers: list[int],
-        step: PreparedStep,
-    ) -> None:
-        """Read each row's state, write it and the row's new pages, read all that it has written; retired entries name the sink.
+def no_wait(verb: str) -> Plant:
+    """The verb queues no wait."""
+    return during(verb, without(ModelledTensorDevice, "wait_event"))
 
-        A page behind the newest token is an aborted launch's, which the row keeps.
-        """
-        assert ids.state_slots is not None
-        slots = ids.state_slots.slots.tolist()
-        for slot, number, start in zip(slots, numbers, step.starts.tolist(), strict=True):
-            assert (work.read(self._span("state", slot)) == (number if start else 0)).all(), (
-                f"{name}: state {slot}"
-            )
-        owner = np.repeat(np.arange(len(numbers)), step.counts)
-        written: dict[str, list[tuple[int, int]]] = {
-            band: [
-                (int(slot) // PAGE_TOKENS, numbers[place]) for slot, place in zip(slots, owner, strict=True)
-            ]
-            for band, slots in ids.write_slots.items()
-        }
-        held = {
-            band: [
-                (int(page), numbers[place])
-                for place, end in enumerate(step.starts + step.counts)
-                for page in table[place, : -(-end // PAGE_TOKENS)]
-                if page
-            ]
-            for band, table in ids.page_tables.items()
-        }
-        written["state"] = held["state"] = list(zip(slots, numbers, strict=True))
-        for band, pages in written.items():
-            for page, number in dict(pages).items():
-                work.write(self._span(band, page), number)
-        for band, pages in held.items():
-            for page, number in pages:
-                assert (work.read(self._span(band, page)) == number).all(), f"{name}: {band} {page}"
-        self.storage.row_state.lengths[ids.rows] += torch.from_numpy(step.counts)
 
-    def _process(self) -> None:
-        step, end = self.flying.pop(0)
-        self.device.wait_on_host(end)
-        with self.device.model.no_host_waits("forward_processed"):
-            self.storage.forward_processed(step)
-            self.storage.advance(step)
-            requests = self.storage.requests
-            rows = step.rows[requests.is_same_request(step.rows, step.generations)]
-            stops = np.array([self.random.random() < 0.25 for _ in rows], np.bool_)
-            over = rows[stops | (requests.lengths[rows] >= requests.limits[rows])]
-            if len(over):
-                self.storage.release(over)
-        for row in over.tolist():
-            del self.numbers[row]
+def read_end(end: Callable[[SharedReadEnds], Event | None]) -> Plant:
+    """Another answer of `SharedReadEnds.end`."""
+    return lambda patch: patch.setattr(SharedReadEnds, "end", property(end))
 
-    def _span(self, band: str, unit: int) -> Any:
-        ids: IntArray = np.array([unit], np.int64)
-        return self.device.spans(self.grids[band], ids)[0]
+
+# ── what is made of rules ──
+
+
+def declared_on_the_wrong_stream(_: Function) -> Function:
+    """A read end on the schedule stream, which is behind it anyway."""
+
+    def declare(ends: SharedReadEnds, *backends: str) -> None:
+        ends._open.difference_update(backends)
+        ends._newest = ends._device.record_event(ends._device.schedule_stream)
+
+    return declare
+
+
+def upload_after_its_event(patch: pytest.MonkeyPatch) -> None:
+    """What the forward stream waits for was recorded before the upload."""
+    upload, record_event = ModelledTensorDevice.upload, ModelledTensorDevice.record_event
+    before: list[Event] = []
+
+    def upload_late(device: ModelledTensorDevice, stream: Stream) -> int:
+        before.append(record_event(device, stream))
+        return upload(device, stream)
+
+    patch.setattr(ModelledTensorDevice, "upload", upload_late)
+    patch.setattr(ModelledTensorDevice, "record_event", lambda *_: before.pop())
+
+
+def staging_back_at_once(upload: Function) -> Function:
+    """The device counts an upload as over when it is queued."""
+
+    def upload_and_return(device: ModelledTensorDevice, stream: Stream) -> Any:
+        count = upload(device, stream)
+        device.model.return_staging()
+        return count
+
+    return upload_and_return
+
+
+def claim_the_newest(wait_queued: Function) -> Function:
+    """The ledger is told of a wait for the whole forward, where its read end was waited for."""
+
+    def claim(steps: ForwardSteps, _: Event) -> None:
+        newest = steps.newest_recorded
+        assert newest is not None, "the verb has recorded one"
+        wait_queued(steps, newest.event)
+
+    return claim
+
+
+def reset_at_once(open_rows: Function) -> Function:
+    """Rows are reset when they are handed out, by the host."""
+
+    def open_and_reset(storage: KVStorage, *args: Any) -> Any:
+        rows = open_rows(storage, *args)
+        resets = torch.from_numpy(storage._row_resets.take())
+        storage.row_state.reset(resets, torch.zeros_like(resets))
+        return rows
+
+    return open_and_reset
+
+
+def take_and_keep(_: Function) -> Function:
+    """Rows stay marked, and every forward resets them."""
+    return lambda resets: np.flatnonzero(resets._marked)
+
+
+# ── the table ──
+
+UPLOAD_UNDER_METADATA = r"upload \d+ of mirror '[^']+' entries .* unordered with metadata reading"
+UPLOAD_UNDER_LAYERS = r"upload \d+ of mirror 'rows' entries .* unordered with forward \d+ reading"
+METADATA_BEFORE_UPLOAD = r"metadata of mirror '[^']+' entries .* unordered with upload \d+ writing"
+STAGING_UNDER_UPLOAD = r"staging for upload \d+ .* unordered with upload \d+ reading"
+MOVE_UNDER_FORWARD = r"(move|zeroing) of band .* unordered with forward \d+"
+OTHERS_STATE = r"state of rows on the device"
+OTHERS_PAGE = r"forward \d+: \S+ \d+"
+
+BROKEN = [
+    Broken(
+        id="barrier.whole",
+        rule="where a backend declares no read end, the schedule stream waits for all of its forward",
+        plant=no_wait("record_forward"),
+        error=UnorderedAccessError,
+        report=UPLOAD_UNDER_METADATA,
+        declaring=0,
+    ),
+    Broken(
+        id="barrier.read_end",
+        rule="the schedule stream waits for a declared read end",
+        plant=no_wait("record_forward"),
+        error=UnorderedAccessError,
+        report=UPLOAD_UNDER_METADATA,
+    ),
+    Broken(
+        id="barrier.every_backend",
+        rule="a read end is one once every backend has declared",
+        plant=read_end(lambda ends: ends._newest),
+        error=UnorderedAccessError,
+        report=UPLOAD_UNDER_LAYERS,
+        declaring=1,
+    ),
+    Broken(
+        id="barrier.stream",
+        rule="a read end lies on the forward stream",
+        plant=instead(SharedReadEnds, "declare", declared_on_the_wrong_stream),
+        error=UnorderedAccessError,
+        report=UPLOAD_UNDER_METADATA,
+    ),
+    Broken(
+        id="barrier.told",
+        rule="a wait for a read end is no wait for its forward, in the ledger's books",
+        plant=during("record_forward", instead(ForwardSteps, "wait_queued", claim_the_newest)),
+        error=UnorderedAccessError,
+        report=MOVE_UNDER_FORWARD,
+    ),
+    Broken(
+        id="upload.made",
+        rule="each launch follows an upload of every change",
+        plant=during("launch_forward", instead(ModelledTensorDevice, "upload", lambda _: lambda *_: 0)),
+        error=AssertionError,
+        report=OTHERS_PAGE,
+    ),
+    Broken(
+        id="upload.waited",
+        rule="the forward stream waits for the upload",
+        plant=no_wait("launch_forward"),
+        error=UnorderedAccessError,
+        report=METADATA_BEFORE_UPLOAD,
+    ),
+    Broken(
+        id="upload.first",
+        rule="what it waits for is recorded behind the upload",
+        plant=during("launch_forward", upload_after_its_event),
+        error=UnorderedAccessError,
+        report=METADATA_BEFORE_UPLOAD,
+    ),
+    Broken(
+        id="upload.staging",
+        rule="the device fills a staging buffer again once its upload is over, and launches do not wait for that",
+        plant=during("launch_forward", instead(ModelledTensorDevice, "upload", staging_back_at_once)),
+        error=UnorderedAccessError,
+        report=STAGING_UNDER_UPLOAD,
+    ),
+    Broken(
+        id="launch.abandoned",
+        rule="the schedule stream waits for what was queued of a launch that is given up",
+        plant=no_wait("abandon"),
+        error=UnorderedAccessError,
+        report=UPLOAD_UNDER_METADATA,
+    ),
+    Broken(
+        id="writes.told",
+        rule="the ledger is told what a step's forward writes",
+        plant=instead(RowUnits, "writes_of_step", lambda _: lambda *_: {}),
+        error=UnorderedAccessError,
+        report=MOVE_UNDER_FORWARD,
+    ),
+    Broken(
+        id="resets.marked",
+        rule="a row that is handed out is marked",
+        plant=without(RowResets, "mark"),
+        error=AssertionError,
+        report=OTHERS_STATE,
+    ),
+    Broken(
+        id="resets.made",
+        rule="the next forward's metadata phase resets marked rows",
+        plant=without(RowState, "reset"),
+        error=AssertionError,
+        report=OTHERS_STATE,
+    ),
+    Broken(
+        id="resets.behind_forwards",
+        rule="and nobody before it: the last forward of the row's former request writes its values at its end",
+        plant=instead(KVStorage, "_open", reset_at_once),
+        error=AssertionError,
+        report=OTHERS_STATE,
+    ),
+    Broken(
+        id="resets.once",
+        rule="one forward resets a row",
+        plant=instead(RowResets, "take", take_and_keep),
+        error=AssertionError,
+        report=OTHERS_STATE,
+    ),
+    Broken(
+        id="resets.abandoned",
+        rule="rows that a launch was to reset are marked again when it is given up",
+        plant=during("abandon", without(RowResets, "mark")),
+        error=AssertionError,
+        report=OTHERS_STATE,
+    ),
+]
+
+
+def run_seeds(declaring: int) -> None:
+    """One world after another, each to its end."""
+    for seed in range(SEEDS):
+        Scheduler(seed, declaring=declaring).run(ITERATIONS)
+
+
+@pytest.mark.requirement("X2", "V2", "K2", "K4")
+@pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.id)
+def test_each_rule_of_a_launch_is_needed(broken: Broken, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rule that can be left out unnoticed is a hole in this world, or a rule that does nothing."""
+    broken.plant(monkeypatch)
+    with pytest.raises(broken.error, match=broken.report):
+        run_seeds(broken.declaring)
 
 
 @pytest.mark.requirement("V2", "V3", "K1", "K2", "K4", "L8")
-@pytest.mark.parametrize("declares", [False, True])
-def test_the_storage_as_shipped_has_no_race_in_any_interleaving(declares: bool) -> None:
+@pytest.mark.parametrize("declaring", range(len(BACKENDS) + 1))
+def test_the_storage_as_shipped_has_no_race_in_any_interleaving(declaring: int) -> None:
     """Forwards read mirrors and pages while the next is prepared and launched, rows end, are handed on, and pages move."""
     served = moved = reused = 0
-    for seed in range(12):
-        scheduler = Scheduler(seed, declares=declares)
-        scheduler.run(90)
+    for seed in range(SEEDS):
+        scheduler = Scheduler(seed, declaring=declaring)
+        scheduler.run(ITERATIONS)
         served += scheduler.served
         reused += scheduler.reused_under_a_forward
         moved += scheduler.storage.chain.statistics().moved_units
     assert served > 50
     assert moved > 10
     assert reused > 10
-
-
-@pytest.mark.requirement("V2", "K4")
-@pytest.mark.parametrize("declares", [False, True])
-@pytest.mark.parametrize(
-    ("dropped", "report"),
-    [
-        ("barrier", r"upload \d+ of mirror '[^']+' entries .* unordered with metadata reading"),
-        ("upload", r"metadata of mirror '[^']+' entries .* unordered with upload \d+ writing"),
-    ],
-)
-def test_each_wait_of_a_launch_is_needed(dropped: str, report: str, declares: bool) -> None:
-    """Without the barrier an upload changes ids under the forward before; without the other, a forward reads them too early."""
-
-    def run_seeds() -> None:
-        for seed in range(5):
-            Scheduler(seed, declares=declares, dropped=dropped).run(60)
-
-    with pytest.raises(UnorderedAccessError) as caught:
-        run_seeds()
-    assert re.search(report, str(caught.value))
-
-
-@pytest.mark.requirement("K2")
-def test_a_row_reset_when_it_is_handed_out_is_spoilt_by_the_last_forward_of_its_former_request() -> None:
-    """Which still runs, and writes the row's values at its end: so the next forward resets them, on its own stream."""
-
-    def run_seeds() -> None:
-        for seed in range(5):
-            Scheduler(seed, declares=True, broken="early reset").run(90)
-
-    with pytest.raises(AssertionError, match=r"state of rows on the device"):
-        run_seeds()
