@@ -37,26 +37,14 @@ class LateRealDevice(RealDevice):
 
         super().__init__(torch, timed, make_stream, seed, is_gpu=False)
 
-    def submit(
-        self, stream: Stream, name: str, *, run: Callable[[Any], None] | None = None, **_: object
-    ) -> None:
-        self._be_late(stream)
-        work = super().submit
-
-        def take_effect() -> None:
-            late, self._be_late = self._be_late, lambda stream: None  # type: ignore[method-assign]
-            work(stream, name, run=run)
-            self._be_late = late  # type: ignore[method-assign]
-
-        self._device.queue(stream, WORK_SECONDS, take_effect)
-
     def run_all(self) -> None:
-        if hasattr(self, "_device"):
-            self._device.pass_until(max(self._device.ends.values()) + 1)
+        self._device.pass_until(max(self._device.ends.values()) + 1)
 
-    def _be_late(self, stream: Stream) -> None:
-        self.queued[stream.name] += 1
-        cycles = self._random.choice((0, 0, 0, 200_000, 2_000_000, 8_000_000))
+    def _carry_out(self, stream: Stream, name: str, run: Callable[[Any], None]) -> None:
+        work = super()._carry_out
+        self._device.queue(stream, WORK_SECONDS, lambda: work(stream, name, run))
+
+    def _keep_busy(self, stream: Stream, cycles: int) -> None:
         self._device.queue(stream, cycles / CLOCK_HZ, lambda: None)
 
 

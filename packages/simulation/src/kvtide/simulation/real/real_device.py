@@ -157,13 +157,8 @@ class RealDevice:
     ) -> None:
         """Queue work on a stream: `run` is called now, and what it tells `DeviceWords` is queued. Late."""
         self._be_late(stream)
-        if run is None:
-            return
-        self._stream, self._work = stream, name
-        try:
-            run(None)
-        finally:
-            self._stream, self._work = self.schedule_stream, "the host"
+        if run is not None:
+            self._carry_out(stream, name, run)
 
     def start_transfer(
         self,
@@ -275,10 +270,21 @@ class RealDevice:
                     "lost_write", f"{what} finds {differences} entries that are not what they must be"
                 )
 
+    def _carry_out(self, stream: Stream, name: str, run: Callable[[Any], None]) -> None:
+        self._stream, self._work = stream, name
+        try:
+            run(None)
+        finally:
+            self._stream, self._work = self.schedule_stream, "the host"
+
     def _be_late(self, stream: Stream) -> None:
         self.queued[stream.name] += 1
         cycles = self._random.choice(LATE_CYCLES)
-        if cycles and self._is_gpu:
+        if cycles:
+            self._keep_busy(stream, cycles)
+
+    def _keep_busy(self, stream: Stream, cycles: int) -> None:
+        if self._is_gpu:
             with self._device.on_stream(stream):
                 # There is no public way to be slow.
                 self._torch.cuda._sleep(cycles)  # noqa: SLF001
