@@ -125,7 +125,7 @@ class Scheduler:
                 self.served += 1
                 self.numbers[row] = self.served % 250 + 1
                 if self.broken == "early reset":
-                    rows = torch.from_numpy(self.storage._row_resets.take())
+                    rows = torch.from_numpy(self.storage._row_resets.take().resets)
                     self.storage.row_state.reset(rows, torch.zeros_like(rows))
                 self.reused_under_a_forward += any(row in step.rows for step, _ in self.flying)
 

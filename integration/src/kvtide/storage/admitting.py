@@ -1,7 +1,9 @@
 """What becomes of requests that admission lets in: their hits, their state slots, their rows (rows K2, K5, K8).
 
-lengths checked ── hits locked ── offer ──┤ slots taken ── checkpoints copied ┤── row opened, promised, counted
-refused: unlocked, nothing else was done   └ cannot fail from here on
+    lengths checked ── hits locked ── offer ── slots taken ── checkpoints copied ── row opened, promised, counted
+                                        └ refused: unlocked                         └ cannot fail from here on
+
+A refusal leaves everything as it was.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
 """A step's way to the device and back: launched, recorded, processed, or given up (rows K2-K4, L1).
 
-launch     schedule stream: upload ──> forward stream waits │ the caller queues the forward
-record     forward stream: event ──> schedule stream waits for the read end, or for all of it
-processed  the host has seen the event: what pended behind the forward returns
-abandon    schedule stream waits for what was queued; the rows give back what the step took
+    launch     schedule stream: upload ──> forward stream waits, for host copies that fill pages too │ the caller queues the forward
+    record     forward stream: event ──> schedule stream waits for the read end, or for all of it
+    processed  the host has seen the event: what pended behind the forward returns
+    abandon    schedule stream waits for what was queued; the rows give back what the step took
+
+No step of that way makes the host wait.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from kvtide.arena import TensorDevice
 from kvtide.chain import ChainAllocator
 from kvtide.ledger import ForwardSteps, LaunchRecord
 from kvtide.storage.forward_ids import IdTranslator, UnresolvedIds
+from kvtide.storage.host_copies import HostCopies
 from kvtide.storage.prefix_sharing import PrefixSharing
 from kvtide.storage.read_ends import SharedReadEnds
 from kvtide.storage.requests import RequestTable, spread
@@ -37,6 +40,7 @@ class Launches:
         sharing: PrefixSharing | None,
         row_resets: RowResets,
         translator: IdTranslator,
+        copies: HostCopies,
     ) -> None:
         """Nothing has been launched."""
         self._device = device
@@ -47,6 +51,7 @@ class Launches:
         self._sharing = sharing
         self._row_resets = row_resets
         self._translator = translator
+        self._copies = copies
         self.count = 0
         """Launches since the start."""
         self.aborted_count = 0
@@ -58,11 +63,12 @@ class Launches:
         check_launch(self._requests, step)
         step.launch = self._steps.forward_launched()
         step.state = StepState.LAUNCHED
-        step.reset_rows = self._row_resets.take()
+        step.beginnings = self._row_resets.take()
         self.count += 1
         device, requests = self._device, self._requests
         device.upload(device.schedule_stream)
         device.wait_event(device.forward_stream, device.record_event(device.schedule_stream))
+        self._copies.forward_launched(step.launch.forward)
         write_rows, write_positions = spread(step.rows, step.starts, step.counts)
         return UnresolvedIds(
             rows=step.rows,
@@ -70,8 +76,8 @@ class Launches:
             write_rows=write_rows,
             write_positions=write_positions,
             state_slots=requests.state_slots[step.rows],
-            reset_rows=step.reset_rows,
-            reset_lengths=requests.cached_tokens[step.reset_rows],
+            beginnings=step.beginnings,
+            reset_lengths=requests.cached_tokens[step.beginnings.resets],
             translator=self._translator,
         )
 
@@ -104,6 +110,7 @@ class Launches:
             self._steps.host_synchronised(step.done_event)
         self._steps.forward_processed(record)
         self._chain.forward_processed(record.forward)
+        self._copies.forward_processed(record.forward)
         step.state = StepState.PROCESSED
 
     def abandon(self, step: PreparedStep, *, may_have_run: bool) -> None:
@@ -123,8 +130,8 @@ class Launches:
             if may_have_run and (requests.state_slots[rows] >= 0).any():
                 requests.state_is_lost[rows] = True
             log.info("storage.launch_aborted", rows=step.rows.tolist(), may_have_run=may_have_run)
-        if step.reset_rows is not None:
-            self._row_resets.mark(step.reset_rows)
+        if step.beginnings is not None:
+            self._row_resets.give_back(step.beginnings)
         self._units.give_back(rows, starts)
         if step.taken is not None:
             self._chain.pay_zero_debt(step.taken)

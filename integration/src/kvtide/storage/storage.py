@@ -46,9 +46,11 @@ from kvtide.sizing import CheckpointStrategy, SizedPlan, mirror_lengths
 from kvtide.storage.admission import ChainPrefillBudget
 from kvtide.storage.admitting import Admitting
 from kvtide.storage.arrivals import checked_lengths, checked_prompts
+from kvtide.storage.backups import Backups, RowBackup
 from kvtide.storage.errors import StorageError
 from kvtide.storage.evicting_takes import EvictingTakes
 from kvtide.storage.forward_ids import IdTranslator, UnresolvedIds
+from kvtide.storage.host_copies import HostCopies
 from kvtide.storage.idle_checks import verify_mirrors, verify_units
 from kvtide.storage.launches import Launches
 from kvtide.storage.overcommit import Overcommit
@@ -135,6 +137,7 @@ class KVStorage:
                 policy=eviction_policy,
             )
             self._takes.use(self._sharing)
+        self._copies = HostCopies(device, self.chain)
         self._translator = IdTranslator(
             device,
             {band.name: band.page_tokens for band in sized.layout.bands},
@@ -160,6 +163,20 @@ class KVStorage:
             sharing=self._sharing,
             row_resets=self._row_resets,
             translator=self._translator,
+            copies=self._copies,
+        )
+        self._backups = Backups(
+            sized,
+            device,
+            self.chain,
+            self.requests,
+            row_state=self.row_state,
+            row_resets=self._row_resets,
+            units=self._units,
+            takes=self._takes,
+            admission=self._admission,
+            sharing=self._sharing,
+            copies=self._copies,
         )
 
     @property
@@ -214,6 +231,7 @@ class KVStorage:
         """
         lengths, outputs = checked_lengths(prompt_tokens, output_tokens)
         self._steps.check_pages_may_change("an admission")
+        self._end_copies_of_idle()
         tokens = checked_prompts(lengths, prompts, extra_keys)
         return self._admitting.admit(lengths, outputs, tokens, extra_keys, whole=whole)
 
@@ -221,13 +239,17 @@ class KVStorage:
         """How many tokens of its prompt a row is to have in its next chunk, at most `most` and its chunk limit; 0 behind the prompt.
 
         A row that shares prefixes has its chunks cut where a checkpoint serves most: on the grid, and where its prompt parts from what
-        is known.
+        is known. Where there is a grid, the chunks of other rows end on it too, but for a prompt's last; 0 where none of at most `most` does.
         """
         start, prompt = int(self.requests.prepared[row]), int(self.requests.prompts[row])
         end = min(prompt, start + min(most, int(self.requests.chunk_limits[row])))
-        if self._sharing is None or start >= end or not self._sharing.shares(row):
-            return max(0, end - start)
-        return self._sharing.chunk_end(row, start, end) - start
+        if start >= end:
+            return 0
+        if self._sharing is not None and self._sharing.shares(row):
+            return self._sharing.chunk_end(row, start, end) - start
+        if self._grid is not None and end < prompt:
+            end = max(start, end // self._grid * self._grid)
+        return end - start
 
     def prepare_step(
         self, rows: npt.ArrayLike, counts: npt.ArrayLike
@@ -363,12 +385,43 @@ class KVStorage:
         """Take the memory of running requests away, as `release` does, so that others go on; they are queued again.
 
         A retracted request is admitted anew with its prompt and what it has generated as the prompt, and with `whole`: it recomputes
-        its entries, and is not retracted again.
+        its entries, and is not retracted again. `retract_to_host` spares it that.
         """
         rows = whole_numbers("rows", rows)
         self.release(rows)
         self._admission.retracted(rows)
         log.info("storage.retracted", rows=rows.tolist())
+
+    def retract_to_host(self, rows: npt.ArrayLike) -> tuple[RowBackup, ...]:
+        """The same, and whatever the next tokens of the rows would read is copied to host memory first: a backup of each, to `restore`.
+
+        A backup is of what holds behind the row's last recorded forward, whose result the host may yet have to process: `advance`
+        leaves the row alone then, the token that it chose is the request's all the same. The copies run beside forwards and moves,
+        behind what has been queued; nobody waits, and what the rows held may be handed out at once.
+
+        Raises `StorageError` for a row with a step that is neither recorded nor abandoned, or whose state is lost (`abandon`), and what
+        torch does where the host has no memory for it; the rows are then as they were.
+        """
+        rows = whole_numbers("rows", rows)
+        self.requests.check_live(rows, "back up")
+        self._steps.check_pages_may_change("a backup")
+        backups = self._backups.back_up(rows)
+        self.retract(rows)
+        return backups
+
+    def restore(self, backups: Sequence[RowBackup]) -> IntArray | AdmissionRefusal:
+        """Rows for retracted requests that go on where they were, all of them or a refusal: nothing is recomputed.
+
+        Row `i` has `backups[i].written_tokens` tokens, in pages of its own, which it shares with nobody; its next forward finds what the
+        last one has left, the token that it chose among it (`row_state`), and does not reset the row. All of its output is promised,
+        so it is not retracted again. A refusal reads as one of `admit`, and leaves the backups as they are; so does an error. A
+        backup may be restored before its copy has finished, and more than once: each row is a request of its own.
+
+        Raises `StorageError` for a backup that another storage has made.
+        """
+        self._steps.check_pages_may_change("a restoring")
+        self._end_copies_of_idle()
+        return self._backups.restore(backups)
 
     def use_cache(self, cache: PrefixCache) -> None:
         """Have admission count what `cache` could evict, and takes evict it; raises `StorageError` for a second one."""
@@ -407,6 +460,7 @@ class KVStorage:
             admitted_at_peak=self.admitted_at_peak(),
             outstanding=self._by_band(self._admission.outstanding_units.tolist()),
             admission=self._admission.statistics(),
+            backups=self._backups.statistics(),
             sharing=None if self._sharing is None else self._sharing.statistics(),
             chain=self.chain.statistics(),
         )
@@ -437,6 +491,11 @@ class KVStorage:
             verify_mirrors(self.device, self.requests, self.chain, self._checks)
 
     # ── helpers ──
+
+    def _end_copies_of_idle(self) -> None:
+        """With no request in service and no forward in flight, nothing else would end them, and they are waited for."""
+        if not self._steps.in_flight_count and self.requests.free_count == self.sized.max_running_requests:
+            self._copies.end_all()
 
     def _by_band(self, units: Sequence[int]) -> dict[str, int]:
         return {band.name: count for band, count in zip(self.layout.bands, units, strict=True)}
