@@ -1,4 +1,6 @@
-"""Any order of verbs under every policy at once: overlap, tails of chunks, checkpoints, steps given up, on real bytes (K5, K7, S5)."""
+"""Any order of verbs under every policy at once: overlap, tails of chunks, checkpoints, steps given up, rows backed up and restored, on
+real bytes (K2, K5, K7, S5).
+"""
 
 from __future__ import annotations
 
@@ -17,6 +19,7 @@ from kvtide.storage import (
     Overcommit,
     PreparedStep,
     PromiseRefusal,
+    RowBackup,
     build_kv_storage,
 )
 
@@ -29,6 +32,8 @@ MODELS = [
     {"windows": (1, 16), "full": True, "state": False},
     {"windows": (6, 3), "full": False, "state": False},
     {"windows": (4,), "chunks": (12,), "full": True, "state": False},
+    {"windows": (5,), "full": True, "state": True},
+    {"windows": (), "full": False, "state": True},
 ]
 LIVES = 12
 """Random lives of each policy; together they take seconds."""
@@ -83,6 +88,9 @@ class Life:
         self.model = OrderedModel(storage)
         self.prepared: list[PreparedStep] = []
         self.flying: list[PreparedStep] = []
+        self.set_aside: list[tuple[int, RowBackup]] = []
+        """Retracted requests by number, with their backups."""
+        self.restored = 0
         self.admitted = 0
         self.abandoned = 0
 
@@ -155,12 +163,39 @@ class Life:
                 self.release(row)
 
     def release(self, row: int) -> None:
+        self._abandon_steps_of(row)
+        self.storage.release([row])
+
+    def retract(self) -> None:
+        """Whatever its forwards are doing."""
+        live = self.storage.requests.live_rows().tolist()
+        if not live or len(self.set_aside) > 2:
+            return
+        row = self.draw.choice(live)
+        self._abandon_steps_of(row)
+        (backup,) = self.storage.retract_to_host([row])
+        self.set_aside.append((self.model.request_of_row[row], backup))
+
+    def restore(self) -> None:
+        """Some of those that were retracted, together."""
+        if not self.set_aside:
+            return
+        chosen = self.draw.sample(self.set_aside, min(len(self.set_aside), self.draw.choice([1, 1, 2])))
+        rows = self.storage.restore([backup for _, backup in chosen])
+        if isinstance(rows, AdmissionRefusal):
+            return
+        self.restored += len(chosen)
+        for row, (number, backup) in zip(rows.tolist(), chosen, strict=True):
+            self.model.request_of_row[row] = number
+            self.set_aside.remove((number, backup))
+
+    def _abandon_steps_of(self, row: int) -> None:
         while any(row in step.rows for step in self.prepared):
             self.storage.abandon(self.prepared.pop())
-        self.storage.release([row])
 
     def live(self, events: int) -> None:
         verbs = [self.admit, self.prepare, self.prepare, self.launch, self.launch, self.process, self.abandon]
+        verbs += [self.draw.choice([self.retract, self.admit]), self.restore]
         for _ in range(events):
             poison_free_bytes(self.storage)
             self.draw.choice(verbs)()
@@ -175,9 +210,25 @@ class Life:
         self.storage.verify_idle()
         self.storage.release(self.storage.requests.live_rows())
         self.storage.verify_idle()
+        for number, backup in self.set_aside:
+            row = int(np.asarray(self.storage.restore([backup]))[0])
+            self.model.request_of_row[row] = number
+            while count := self.count(row):
+                self.prepare_and_process(row, count)
+            if row in self.storage.requests.live_rows():
+                self.storage.release([row])
+        self.storage.verify_idle()
+
+    def prepare_and_process(self, row: int, count: int) -> None:
+        """A forward of one row, with nothing in flight."""
+        step = self.storage.prepare_step([row], [count])
+        assert isinstance(step, PreparedStep), f"all of its output was promised: {step}"
+        self.prepared.append(step)
+        self.launch()
+        self.process()
 
 
-@pytest.mark.requirement("K5", "K7", "S5", "K1", "A5", "K11")
+@pytest.mark.requirement("K5", "K7", "S5", "K1", "K2", "A5", "K11", "H1", "H2")
 @pytest.mark.parametrize("has_grid", [False, True])
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("reads", ChunkReads)
@@ -187,7 +238,7 @@ def test_whatever_is_prepared_given_up_launched_and_ended_rows_read_what_they_wr
     """Each policy is priced and retired by itself, and it is their products that servers run: no take of an admitted request is refused,
     none holds more than it was promised, a forward finds its bytes, and a hit those of the latest checkpoint.
     """
-    lives = abandoned = 0
+    lives = abandoned = restored = 0
     for seed in range(LIVES):
         draw = random.Random(f"{reads} {overlap} {has_grid} {seed}")
         model = MODELS[seed % len(MODELS)]
@@ -211,8 +262,10 @@ def test_whatever_is_prepared_given_up_launched_and_ended_rows_read_what_they_wr
         except SizingError:
             continue
         life = Life(storage, draw, has_grid=has_grid)
-        life.live(90)
+        life.live(110)
         lives += 1
         abandoned += life.abandoned
+        restored += life.restored
     assert lives > LIVES // 2
     assert abandoned > lives
+    assert restored > lives

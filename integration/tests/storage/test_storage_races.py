@@ -17,7 +17,7 @@ from kvtide.device import Event, Stream, UnorderedAccessError
 from kvtide.engine.modelled_device import ModelledTensorDevice
 from kvtide.ledger import ForwardSteps
 from kvtide.storage import KVStorage, RowState, SharedReadEnds
-from kvtide.storage.row_state import RowResets
+from kvtide.storage.row_state import RowBeginnings, RowResets
 from kvtide.storage.row_units import RowUnits
 
 from .overlapped_loop import BACKENDS, Scheduler
@@ -135,21 +135,21 @@ def claim_the_newest(wait_queued: Function) -> Function:
     return claim
 
 
-def reset_at_once(open_rows: Function) -> Function:
+def reset_at_once(admit: Function) -> Function:
     """Rows are reset when they are handed out, by the host."""
 
-    def open_and_reset(storage: KVStorage, *args: Any) -> Any:
-        rows = open_rows(storage, *args)
-        resets = torch.from_numpy(storage._row_resets.take())
+    def admit_and_reset(storage: KVStorage, *args: Any) -> Any:
+        rows = admit(storage, *args)
+        resets = torch.from_numpy(storage._row_resets.take().resets)
         storage.row_state.reset(resets, torch.zeros_like(resets))
         return rows
 
-    return open_and_reset
+    return admit_and_reset
 
 
 def take_and_keep(_: Function) -> Function:
     """Rows stay marked, and every forward resets them."""
-    return lambda resets: np.flatnonzero(resets._marked)
+    return lambda resets: RowBeginnings(np.flatnonzero(resets._marked), {})
 
 
 # ── the table ──
@@ -259,7 +259,7 @@ BROKEN = [
     Broken(
         id="resets.behind_forwards",
         rule="and nobody before it: the last forward of the row's former request writes its values at its end",
-        plant=instead(KVStorage, "_open", reset_at_once),
+        plant=instead(KVStorage, "admit", reset_at_once),
         error=AssertionError,
         report=OTHERS_STATE,
     ),

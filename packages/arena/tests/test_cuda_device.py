@@ -24,6 +24,8 @@ from kvtide.arena import cuda_device as cuda_device_module
 from kvtide.arena.pinned_staging import StagingBuffer
 from kvtide.device import Device, IntArray, NumpyDevice, UnitGrid
 
+from .test_host_memory import check_units_go_and_come_back, some_units
+
 pytest.importorskip("triton", reason="Triton is not installed: the CUDA device needs it")
 from kvtide.arena import triton_kernels
 
@@ -216,6 +218,44 @@ def run_any_sequence(host: HostStreams, data: st.DataObject, seed: int) -> None:
         np.testing.assert_array_equal(cuda.arena.bytes.numpy(), model.arena)
         for name in TABLES:
             np.testing.assert_array_equal(cuda.tables[name].numpy(), model.tables[name])
+
+
+@pytest.mark.requirement("V1", "H1", "H2")
+@settings(max_examples=60, deadline=None)
+@given(units=some_units(), first_byte=st.integers(0, 40))
+def test_units_go_to_the_host_and_come_back_on_the_copy_stream(
+    host: HostStreams, units: tuple[UnitGrid, IntArray], first_byte: int
+) -> None:
+    """Each run of neighbours is one copy, whatever order the units are named in; no memory of the GPU is needed, and no launch."""
+    device, launched = cuda_device(), host.count("launch")
+    device.arena.bytes.copy_(torch.arange(ARENA_BYTES) % 251)
+    check_units_go_and_come_back(device, *units, first_byte)
+    assert host.count("launch") == launched
+    runs = list(cuda_device_module._unit_runs(units[1]))
+    assert np.array_equal(np.concatenate([ids(), *(np.arange(one, one + n) for _, one, n in runs)]), units[1])
+    assert len(runs) == 1 + int((np.diff(units[1]) != 1).sum()) if len(units[1]) else not runs
+
+
+@pytest.mark.requirement("V1", "H1")
+def test_copies_to_the_host_are_queued_on_the_stream_that_they_are_given(host: HostStreams) -> None:
+    """On torch's current one they would read what a forward is about to write."""
+    device, streams = cuda_device(), []
+    memory = device.allocate_host(96)
+
+    def note(tensor: torch.Tensor, source: torch.Tensor, *, non_blocking: bool) -> torch.Tensor:
+        streams.append(host.current)
+        assert non_blocking, "the host waits"
+        return tensor
+
+    with mock.patch.object(torch.Tensor, "copy_", note):
+        device.copy_to_host(device.copy_stream, GRIDS[0], ids(1), memory, 0)
+        device.copy_from_host(device.copy_stream, memory, 0, GRIDS[0], ids(1))
+    device.queue(device.forward_stream, lambda: streams.append(host.current))
+    assert streams == [
+        device.copy_stream.torch_stream,
+        device.copy_stream.torch_stream,
+        device.forward_stream.torch_stream,
+    ]
 
 
 @pytest.mark.requirement("V1")

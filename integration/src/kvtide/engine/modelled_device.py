@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
+import attrs
 import numpy as np
 import torch
 
-from kvtide.arena import KVArena
+from kvtide.arena import HostMemory, KVArena
 from kvtide.device import (
+    Buffer,
     ByteSpan,
     Event,
     IntArray,
@@ -25,6 +27,14 @@ from kvtide.device import (
     UnitGrid,
 )
 from kvtide.plan import ArenaLayout
+
+
+@attrs.frozen(eq=False)
+class WatchedMemory(HostMemory):
+    """Host memory whose bytes the modelled device watches as it does the arena's."""
+
+    buffer: Buffer
+    """What reports call it."""
 
 
 class ModelledTensorDevice:
@@ -47,6 +57,8 @@ class ModelledTensorDevice:
             memory=arena.bytes.numpy(),
         )
         """Where work is queued, noted and run."""
+        self.copy_stream = self.model.create_stream("copy")
+        """See `TensorDevice.copy_stream`."""
         self.tables: dict[str, torch.Tensor] = {}
         """Mirrors by name, int32; at fixed addresses once created."""
         self._names: dict[UnitGrid, str] = {}
@@ -134,6 +146,34 @@ class ModelledTensorDevice:
         """See `TensorDevice.send`: arguments of work that runs now."""
         return [torch.from_numpy(np.array(array)) for array in arrays]
 
+    def queue(self, stream: Stream, work: Callable[[], None]) -> None:
+        """See `TensorDevice.queue`: on tensors that are not watched."""
+
+        def run(_: RunningWork) -> None:
+            work()
+
+        self.model.submit(stream, f"work of stream {stream.name!r}", run=run)
+
+    def allocate_host(self, byte_count: int) -> WatchedMemory:
+        """See `TensorDevice.allocate_host`."""
+        buffer = self.model.create_buffer("host memory", byte_count)
+        buffer.bytes[:] = 0xFF
+        return WatchedMemory(torch.from_numpy(buffer.bytes), buffer)
+
+    def copy_to_host(
+        self, stream: Stream, grid: UnitGrid, units: IntArray, target: HostMemory, first_byte: int
+    ) -> None:
+        """See `TensorDevice.copy_to_host`."""
+        in_arena, on_host = self._pairs(grid, units, target, first_byte)
+        self.model.copy_spans(stream, "copy to the host", in_arena, on_host)
+
+    def copy_from_host(
+        self, stream: Stream, source: HostMemory, first_byte: int, grid: UnitGrid, units: IntArray
+    ) -> None:
+        """See `TensorDevice.copy_from_host`."""
+        in_arena, on_host = self._pairs(grid, units, source, first_byte)
+        self.model.copy_spans(stream, "copy from the host", on_host, in_arena)
+
     @property
     def scratch_bytes(self) -> int:
         """See `TensorDevice.scratch_bytes`: moves pass through host memory of their own."""
@@ -145,6 +185,18 @@ class ModelledTensorDevice:
 
     def prewarm(self, grids: Sequence[UnitGrid]) -> None:
         """See `TensorDevice.prewarm`: nothing is compiled."""
+
+    def _pairs(
+        self, grid: UnitGrid, units: IntArray, memory: HostMemory, first_byte: int
+    ) -> tuple[list[ByteSpan], list[ByteSpan]]:
+        """Each unit in the arena, and where it lies in host memory."""
+        assert isinstance(memory, WatchedMemory), "host memory of another device"
+        ends = first_byte + grid.unit_bytes * np.arange(len(units) + 1)
+        on_host = [
+            memory.buffer.span(first, end)
+            for first, end in zip(ends.tolist(), ends[1:].tolist(), strict=False)
+        ]
+        return [span for unit in units for span in self.spans(grid, np.array([unit]))], on_host
 
     def _name_units(self, grid: UnitGrid, first: int, end: int) -> str:
         return f"band {self._names.get(grid, '?')!r} units [{first}, {end})"

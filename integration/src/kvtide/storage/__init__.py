@@ -7,6 +7,7 @@ shares prefixes, rows that are admitted with their prompts begin with what other
 """
 
 from kvtide.chain import Refusal, TakeRefusal
+from kvtide.storage.backups import RowBackup
 from kvtide.storage.build import build_kv_storage
 from kvtide.storage.errors import StorageError
 from kvtide.storage.forward_ids import ForwardIds, ForwardStateSlots, UnresolvedIds
@@ -18,7 +19,12 @@ from kvtide.storage.refusals import AdmissionRefusal, PromiseRefusal, WillFree
 from kvtide.storage.requests import RequestTable
 from kvtide.storage.row_state import RowState
 from kvtide.storage.settings import StorageSettings
-from kvtide.storage.statistics import AdmissionStatistics, SharingStatistics, StorageStatistics
+from kvtide.storage.statistics import (
+    AdmissionStatistics,
+    BackupStatistics,
+    SharingStatistics,
+    StorageStatistics,
+)
 from kvtide.storage.steps import PreparedStep, StepState
 from kvtide.storage.storage import KVStorage
 from kvtide.storage.tree import (
@@ -34,6 +40,7 @@ from kvtide.storage.tree import (
 __all__ = [
     "AdmissionRefusal",
     "AdmissionStatistics",
+    "BackupStatistics",
     "CostAware",
     "EvictionPolicy",
     "ForwardIds",
@@ -47,6 +54,7 @@ __all__ = [
     "PromiseRefusal",
     "Refusal",
     "RequestTable",
+    "RowBackup",
     "RowState",
     "SharedReadEnds",
     "SharingObserver",

@@ -273,6 +273,67 @@ class ChainPrefillBudget:
         """Count rows that are about to be released without having come to their end."""
         self._retracted += len(rows)
 
+    def offer_restored(
+        self, prompts: Sequence[int], outputs: Sequence[int], written: Sequence[int], *, chunk_tokens: int
+    ) -> Promise | AdmissionRefusal:
+        """What requests of these lengths are promised that come back whole, with `written[i]` tokens each; all their output.
+
+        Each is priced as the arrival of what it had, from where it goes on (ADR 3); one that still prefills as if it began anew, in
+        chunks of `chunk_tokens`, or in the shortest where nothing will free.
+        """
+
+        def demands(part: slice, chunk: int) -> tuple[KVDemand, ...]:
+            return tuple(
+                self._restored_demand(*lengths, chunk)
+                for lengths in zip(prompts[part], outputs[part], written[part], strict=True)
+            )
+
+        def fits(part: slice, chunk: int) -> bool:
+            return self._has_room(self._sum(demands(part, chunk)))
+
+        everything, waits_for = slice(len(prompts)), self._waits_for()
+        chunks = [chunk_tokens] if waits_for else [chunk_tokens, self._sized.least_chunk_tokens]
+        if len(prompts) > self._requests.free_count:
+            refusal = AdmissionRefusal(
+                rule=f"{len(prompts)} backups need as many rows; {self._requests.free_count} of {self._sized.max_running_requests} "
+                "are free",
+                waits_for=waits_for,
+                first_that_fit=None if waits_for else self._requests.free_count,
+            )
+        elif (chunk := next((chunk for chunk in chunks if fits(everything, chunk)), None)) is not None:
+            return Promise(
+                chunk_limit=chunk, output_tokens=tuple(outputs), demands=demands(everything, chunk)
+            )
+        elif waits_for:
+            text = self._does_not_fit(demands(everything, chunk_tokens), chunk_tokens)
+            reasons = ", ".join(reason.value for reason in waits_for)
+            refusal = AdmissionRefusal(
+                rule=f"{text} {self._beside()}; waits for {reasons}", waits_for=waits_for
+            )
+        else:
+            least = self._sized.least_chunk_tokens
+            refusal = self._refuse_some(
+                len(prompts),
+                lambda part: fits(part, least),
+                lambda part: (
+                    f"{self._does_not_fit(demands(part, least), least)} {self._beside()}; nothing is going to free any"
+                ),
+            )
+        self._waits.update(refusal.waits_for)
+        self._turned_away += len(refusal.turned_away)
+        if refusal.is_final:
+            log.info("admission.backup_turned_away", places=list(refusal.turned_away), reason=str(refusal))
+        return refusal
+
+    def _restored_demand(self, prompt: int, output: int, written: int, chunk: int) -> KVDemand:
+        is_prefilling = written < prompt
+        return self._sized.demand(
+            prompt_tokens=prompt if is_prefilling else written,
+            output_tokens=output if is_prefilling else prompt + output - written,
+            chunk_tokens=chunk,
+            purpose=DemandPurpose.ADMIT if is_prefilling else DemandPurpose.DECODE_PREALLOC,
+        )
+
     def release(self, rows: IntArray) -> None:
         """End what rows were promised."""
         self._promised[:, rows] = 0

@@ -57,6 +57,13 @@ class EvictingTakes:
             raise _broken_promise(answer)
         return None
 
+    def take_promised(self, pages: int, slots: int, bands: Mapping[str, BandTake]) -> Taken:
+        """Pages and state slots that were promised this moment; raises `InvariantError` where they are refused."""
+        answer = self._take(pages, slots, bands)
+        if isinstance(answer, TakeRefusal):
+            raise _broken_promise(answer)
+        return answer
+
     def take_pages(self, pages: int, bands: Mapping[str, BandTake] | None) -> Taken | TakeRefusal:
         """Pages that were promised. Refused, with nothing evicted, only where fixed units or transfers have come in the way since.
 

@@ -45,7 +45,7 @@ class RequestTable:
         self.checkpoint_lengths: IntArray = np.zeros(row_count, np.int64)
         """Length of the latest checkpoint, 0 before the first: a hit there sets the windows' retention floor; or `NO_CHECKPOINT`."""
         self.cached_tokens: IntArray = np.zeros(row_count, np.int64)
-        """Tokens that the request was given with a hit: what its row began with."""
+        """Tokens that the request was given with a hit or a backup: what its row began with."""
         self.state_slots: IntArray = np.full(row_count, -1, np.int64)
         """Virtual state slot; −1 without a state band."""
         self.state_in_doubt: npt.NDArray[np.bool_] = np.zeros(row_count, np.bool_)

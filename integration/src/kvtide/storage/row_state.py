@@ -2,13 +2,16 @@
 
 The forward stream alone writes them, so no upload can overtake a value that a forward has just made. A row that is handed out
 again is reset there too, by the next forward, before its kernels and outside every graph: the last forward of the row's former
-request may still run, and writes them at its end.
+request may still run, and writes them at its end. What a restored request had is brought back in the same place, instead.
 
     forward stream   … forward N + 1 (row 3: former request)  ┤ forward N + 2: reset row 3 │ metadata │ layers │ row 3: new values
     host             … N processed: row 3 freed, handed out, marked ──┘
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +40,14 @@ class RowState:
         self._values[:, rows] = 0
         self.lengths[rows] = lengths
 
+    def save(self, row: int, kept: torch.Tensor) -> None:
+        """Copy a row's values to `kept`, `ROW_STATE_BYTES` of host memory as uint8; on the forward stream, and nobody waits."""
+        kept.view(torch.int64).copy_(self._values[:, row], non_blocking=True)
+
+    def restore(self, row: int, kept: torch.Tensor) -> None:
+        """Go on with what `save` or `begin_values` has put there; on the forward stream, before the forward's kernels."""
+        self._values[:, row].copy_(kept.view(torch.int64), non_blocking=True)
+
     def advance(self, rows: torch.Tensor, written_tokens: int, chosen: torch.Tensor | None) -> None:
         """Note what a forward did to `rows [count]`: tokens written for each, and the tokens `chosen [count]`, if it chose any.
 
@@ -48,19 +59,64 @@ class RowState:
             self.drawn_counts[rows] += 1
 
 
+def begin_values(length: int, kept: torch.Tensor) -> None:
+    """Put in `kept`, as `RowState.save` would, what a row begins with behind `length` tokens; by the host, at once."""
+    kept.view(torch.int64).numpy()[:] = (length, 0, 0)
+
+
+class KeptRow(Protocol):
+    """What a restored row goes on with."""
+
+    @property
+    def row_state(self) -> torch.Tensor:
+        """Its values on the device, in host memory, as `RowState.save` puts them there."""
+
+
+class RowBeginnings(NamedTuple):
+    """What a forward does to the state of rows that were handed out before it."""
+
+    resets: IntArray
+    """Rows that begin anew."""
+
+    restored: Mapping[int, KeptRow]
+    """Rows that go on, and what with."""
+
+
 class RowResets:
     """Rows handed out since the last launch, whose device state is another request's. One owner: the storage."""
 
     def __init__(self, row_count: int) -> None:
         """None."""
         self._marked: npt.NDArray[np.bool_] = np.zeros(row_count, np.bool_)
+        self._restored: dict[int, KeptRow] = {}
 
     def mark(self, rows: IntArray) -> None:
         """Have `rows` reset by the next forward."""
         self._marked[rows] = True
+        for row in rows.tolist() if self._restored else ():
+            self._restored.pop(row, None)
 
-    def take(self) -> IntArray:
-        """Rows that the forward being launched resets; it has them now."""
+    def restore(self, row: int, kept: KeptRow) -> None:
+        """Have the next forward go on in `row` with what is kept: it is not reset."""
+        self._marked[row] = False
+        self._restored[row] = kept
+
+    def is_marked(self, row: int) -> bool:
+        """Whether the next forward resets a row."""
+        return bool(self._marked[row])
+
+    def kept(self, row: int) -> KeptRow | None:
+        """What the next forward brings back in a row; `None` where it brings nothing."""
+        return self._restored.get(row)
+
+    def take(self) -> RowBeginnings:
+        """What the forward being launched does; it has it now."""
         rows = np.flatnonzero(self._marked)
         self._marked[rows] = False
-        return rows
+        restored, self._restored = self._restored, {}
+        return RowBeginnings(rows, restored)
+
+    def give_back(self, beginnings: RowBeginnings) -> None:
+        """The forward will not run: the next one does it."""
+        self.mark(beginnings.resets)
+        self._restored |= beginnings.restored

@@ -148,6 +148,36 @@ class RowUnits:
             kept[which] = self._first_kept(self._plan.sub_pools[place], at)
         return kept
 
+    # ── backups ──
+
+    def kept_pages(self, row: int, length: int, checkpoint: int) -> dict[str, IntArray]:
+        """Of a row's first `length` tokens, the pages that a token behind them reads, or a hit on a checkpoint at that length.
+
+        By attention band, counted from the row's beginning; whoever owns them.
+        """
+        virtual = self._requests.pages[row, : -(-length // self._plan.page_tokens)].astype(np.int64)
+        kept = {}
+        for place, pool in self._tokens:
+            first = self._first_kept_of(place, length, checkpoint)
+            kept[pool.name] = first + np.flatnonzero(self._is_bound(pool.name, virtual[first:]))
+        return kept
+
+    def restore(self, row: int, kept: Mapping[str, IntArray], minted: IntArray, virtual: IntArray) -> None:
+        """Give a row that has just been opened at its length what was kept of one: `virtual` pages stand for its pages `minted`."""
+        length, checkpoint = self._requests.lengths[row], self._requests.checkpoint_lengths[row]
+        pages = np.full(-(-length // self._plan.page_tokens), SINK, np.int64)
+        pages[minted] = virtual
+        self._requests.append(np.array([row]), np.array([len(pages)]), pages)
+        for place, pool in self._tokens:
+            self.counts[place, row] += len(kept[pool.name])
+            self._first[place, row] = self._first_kept_of(place, int(length), int(checkpoint))
+
+    def _first_kept_of(self, place: int, length: int, checkpoint: int) -> int:
+        pool = self._plan.sub_pools[place]
+        if pool.kind is SubPoolKind.FULL:
+            return 0
+        return int(self._first_kept(pool, np.array(min(length, checkpoint))))
+
     def let_go(self, row: int, units: IntArray) -> None:
         """A row needs `units`, by band, of what a prefix cache holds of its price, no more."""
         self.counts[:, row] -= units

@@ -56,6 +56,26 @@ class SharingStatistics:
 
 
 @attrs.frozen(kw_only=True)
+class BackupStatistics:
+    """What retraction backups have come to since the start."""
+
+    backed_up_requests: int
+    """Retracted requests whose memory was kept."""
+
+    restored_requests: int
+    """Rows that were given such memory back; one that was restored twice counts twice."""
+
+    backed_up_bytes: int
+    """Copied to the host."""
+
+    restored_bytes: int
+    """Copied back."""
+
+    copies_in_flight: int
+    """Copies of either kind that are not over."""
+
+
+@attrs.frozen(kw_only=True)
 class StorageStatistics:
     """The storage at one moment."""
 
@@ -85,6 +105,9 @@ class StorageStatistics:
 
     admission: AdmissionStatistics
     """Verdicts."""
+
+    backups: BackupStatistics
+    """Memory of retracted requests."""
 
     sharing: SharingStatistics | None
     """`None` without a policy that shares prefixes."""

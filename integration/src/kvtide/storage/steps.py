@@ -20,6 +20,7 @@ from kvtide.device import Event, IntArray
 from kvtide.ledger import LaunchRecord
 from kvtide.storage.errors import StorageError
 from kvtide.storage.requests import RequestTable
+from kvtide.storage.row_state import RowBeginnings
 
 
 class StepState(enum.Enum):
@@ -58,8 +59,8 @@ class PreparedStep:
     launch: LaunchRecord | None = None
     """Its forward in the ledger, from `launch_forward` on."""
 
-    reset_rows: IntArray | None = None
-    """Rows handed out before it, whose device state its forward resets; from `launch_forward` on."""
+    beginnings: RowBeginnings | None = None
+    """What its forward does to the device state of rows handed out before it; from `launch_forward` on."""
 
     done_event: Event | None = None
     """Behind its forward on the forward stream, from `record_forward` on: what the host waits for before it processes."""

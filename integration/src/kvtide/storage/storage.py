@@ -34,28 +34,31 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
-import numpy as np
 import numpy.typing as npt
 import structlog
 
 from kvtide.arena import OFFSET_BITS, RoutedKVCache, TensorDevice
 from kvtide.chain import ChainAllocator, Taken, TakeRefusal
 from kvtide.device import IntArray, UnitGrid
-from kvtide.ledger import CheckLevel, ForwardSteps, InvariantChecks, LaunchRecord
+from kvtide.ledger import CheckLevel, ForwardSteps, InvariantChecks
 from kvtide.plan import ArenaLayout, KVStoragePlan
 from kvtide.sizing import CheckpointStrategy, SizedPlan, mirror_lengths
-from kvtide.storage.admission import ChainPrefillBudget, Promise
+from kvtide.storage.admission import ChainPrefillBudget
+from kvtide.storage.admitting import Admitting
 from kvtide.storage.arrivals import checked_lengths, checked_prompts
+from kvtide.storage.backups import Backups, RowBackup
 from kvtide.storage.errors import StorageError
 from kvtide.storage.evicting_takes import EvictingTakes
 from kvtide.storage.forward_ids import IdTranslator, UnresolvedIds
+from kvtide.storage.host_copies import HostCopies
 from kvtide.storage.idle_checks import verify_mirrors, verify_units
+from kvtide.storage.launches import Launches
 from kvtide.storage.overcommit import Overcommit
 from kvtide.storage.prefix_cache import PrefixCache
 from kvtide.storage.prefix_sharing import PrefixSharing, SharingObserver
 from kvtide.storage.read_ends import SharedReadEnds
 from kvtide.storage.refusals import AdmissionRefusal, PromiseRefusal
-from kvtide.storage.requests import RequestTable, spread
+from kvtide.storage.requests import RequestTable
 from kvtide.storage.row_state import RowResets, RowState
 from kvtide.storage.row_units import RowUnits
 from kvtide.storage.statistics import StorageStatistics
@@ -63,7 +66,6 @@ from kvtide.storage.steps import (
     PreparedStep,
     StepState,
     check_checkpoints,
-    check_launch,
     check_step,
     check_turn,
 )
@@ -117,7 +119,7 @@ class KVStorage:
         """What forwards know of each row and the host learns when they are processed; only the forward stream writes it."""
         self._row_resets = RowResets(sized.max_running_requests)
         self._forwards_in_flight = 2 if sized.policy.overlap else 1
-        self._launches = self._aborted_launches = self._flushed_units = 0
+        self._flushed_units = 0
         self._grid = sized.policy.grid_tokens(sized.plan)
         self._units = RowUnits(sized, self.requests, self.chain, writes_whole_pages=writes_whole_pages)
         self._takes = EvictingTakes(self.chain)
@@ -135,12 +137,46 @@ class KVStorage:
                 policy=eviction_policy,
             )
             self._takes.use(self._sharing)
+        self._copies = HostCopies(device, self.chain)
         self._translator = IdTranslator(
             device,
             {band.name: band.page_tokens for band in sized.layout.bands},
             sized.pages_per_row,
             self.row_state,
             self._checks,
+        )
+        self._admitting = Admitting(
+            sized,
+            self.chain,
+            self.requests,
+            units=self._units,
+            takes=self._takes,
+            admission=self._admission,
+            sharing=self._sharing,
+            row_resets=self._row_resets,
+        )
+        self._launches = Launches(
+            device,
+            self.chain,
+            self.requests,
+            units=self._units,
+            sharing=self._sharing,
+            row_resets=self._row_resets,
+            translator=self._translator,
+            copies=self._copies,
+        )
+        self._backups = Backups(
+            sized,
+            device,
+            self.chain,
+            self.requests,
+            row_state=self.row_state,
+            row_resets=self._row_resets,
+            units=self._units,
+            takes=self._takes,
+            admission=self._admission,
+            sharing=self._sharing,
+            copies=self._copies,
         )
 
     @property
@@ -195,94 +231,25 @@ class KVStorage:
         """
         lengths, outputs = checked_lengths(prompt_tokens, output_tokens)
         self._steps.check_pages_may_change("an admission")
+        self._end_copies_of_idle()
         tokens = checked_prompts(lengths, prompts, extra_keys)
-        if self._sharing is None or tokens is None:
-            promise = self._admission.offer(
-                lengths.tolist(), outputs.tolist(), whole=whole, cached=[0] * len(lengths)
-            )
-            if isinstance(promise, AdmissionRefusal):
-                return promise
-            slots = self._take_slots(len(lengths), slots_each=1)
-            return self._open(lengths, outputs, promise, np.zeros_like(lengths), slots)
-        return self._admit_sharing(self._sharing, lengths, outputs, tokens, extra_keys, whole=whole)
-
-    def _admit_sharing(
-        self,
-        sharing: PrefixSharing,
-        lengths: IntArray,
-        outputs: IntArray,
-        tokens: Sequence[IntArray],
-        extra_keys: Sequence[Hashable] | None,
-        *,
-        whole: bool,
-    ) -> IntArray | AdmissionRefusal:
-        """Rows that begin with hits; without any where those keep memory that is needed otherwise."""
-        keys = [None] * len(tokens) if extra_keys is None else extra_keys
-        locks = sharing.lock(tokens, keys)
-        try:
-            cached = sharing.cached_tokens(locks)
-            promise = self._admission.offer(
-                lengths.tolist(), outputs.tolist(), whole=whole, cached=cached, asks_again=any(cached)
-            )
-            if isinstance(promise, AdmissionRefusal) and promise.is_final and any(cached):
-                sharing.unlock(locks)
-                locks = []
-                locks = sharing.lock([prompt[:0] for prompt in tokens], keys)
-                cached = sharing.cached_tokens(locks)
-                promise = self._admission.offer(
-                    lengths.tolist(), outputs.tolist(), whole=whole, cached=cached
-                )
-            if isinstance(promise, AdmissionRefusal):
-                sharing.unlock(locks)
-                return promise
-            slots = self._take_slots(len(tokens), slots_each=self.sized.policy.rule.slots)
-            try:
-                sharing.copy_checkpoints(locks, slots[:, 0])
-            except BaseException:
-                self.chain.free_state_slots(slots.reshape(-1))
-                raise
-        except BaseException:
-            # Nobody would ever end these locks.
-            sharing.unlock(locks)
-            raise
-        rows = self._open(lengths, outputs, promise, np.array(cached, np.int64), slots)
-        sharing.begin(rows, locks, tokens, slots)
-        return rows
-
-    def _take_slots(self, row_count: int, slots_each: int) -> IntArray:
-        """State slots of new rows, the running one first, `[rows, …]`; −1 without a state band."""
-        if self.plan.state_sub_pool is None:
-            return np.full((row_count, 1), -1, np.int64)
-        return self._takes.take_slots(row_count * slots_each).reshape(row_count, slots_each)
-
-    def _open(
-        self, prompts: IntArray, outputs: IntArray, promise: Promise, cached: IntArray, slots: IntArray
-    ) -> IntArray:
-        """Rows for requests that were offered `promise`, with the state slots of each, `slots [rows, …]`. It cannot fail."""
-        rows = self.requests.open(
-            prompts,
-            prompts + outputs - 1,
-            slots[:, 0],
-            chunk_limit=promise.chunk_limit,
-            cached_tokens=cached,
-            has_checkpoints=self._grid is not None,
-        )
-        self._row_resets.mark(rows)
-        self._admission.promise(rows, promise)
-        self._units.begin(rows, slots.shape[1])
-        return rows
+        return self._admitting.admit(lengths, outputs, tokens, extra_keys, whole=whole)
 
     def chunk_tokens(self, row: int, most: int) -> int:
         """How many tokens of its prompt a row is to have in its next chunk, at most `most` and its chunk limit; 0 behind the prompt.
 
         A row that shares prefixes has its chunks cut where a checkpoint serves most: on the grid, and where its prompt parts from what
-        is known.
+        is known. Where there is a grid, the chunks of other rows end on it too, but for a prompt's last; 0 where none of at most `most` does.
         """
         start, prompt = int(self.requests.prepared[row]), int(self.requests.prompts[row])
         end = min(prompt, start + min(most, int(self.requests.chunk_limits[row])))
-        if self._sharing is None or start >= end or not self._sharing.shares(row):
-            return max(0, end - start)
-        return self._sharing.chunk_end(row, start, end) - start
+        if start >= end:
+            return 0
+        if self._sharing is not None and self._sharing.shares(row):
+            return self._sharing.chunk_end(row, start, end) - start
+        if self._grid is not None and end < prompt:
+            end = max(start, end // self._grid * self._grid)
+        return end - start
 
     def prepare_step(
         self, rows: npt.ArrayLike, counts: npt.ArrayLike
@@ -329,26 +296,7 @@ class KVStorage:
         first work on its stream is to `resolve` the ids. Until it is recorded, no page may be freed, taken or moved. Raises
         `StorageError` if a row of the step was released meanwhile.
         """
-        step.check_state("launch", StepState.PREPARED)
-        check_launch(self.requests, step)
-        step.launch = self._steps.forward_launched()
-        step.state = StepState.LAUNCHED
-        step.reset_rows = self._row_resets.take()
-        self._launches += 1
-        device = self.device
-        device.upload(device.schedule_stream)
-        device.wait_event(device.forward_stream, device.record_event(device.schedule_stream))
-        write_rows, write_positions = spread(step.rows, step.starts, step.counts)
-        return UnresolvedIds(
-            rows=step.rows,
-            page_columns=int(self.requests.page_counts[step.rows].max(initial=0)),
-            write_rows=write_rows,
-            write_positions=write_positions,
-            state_slots=self.requests.state_slots[step.rows],
-            reset_rows=step.reset_rows,
-            reset_lengths=self.requests.cached_tokens[step.reset_rows],
-            translator=self._translator,
-        )
+        return self._launches.launch(step)
 
     def record_forward(self, step: PreparedStep, read_ends: SharedReadEnds | None = None) -> None:
         """Note that the step's forward has been queued: pages freed from now on wait for it.
@@ -356,25 +304,7 @@ class KVStorage:
         The write-after-read barrier stands here: whatever the schedule stream does next comes behind the read end that the forward's
         backends have declared, or behind the whole forward where one has not.
         """
-        record = self._launched(step, "record", StepState.LAUNCHED)
-        device, before = self.device, self._steps.newest_recorded
-        step.done_event = device.record_event(device.forward_stream)
-        recorded = self._steps.forward_recorded(record, step.done_event)
-        self.chain.forward_recorded(recorded, self._units.writes_of_step(step))
-        if step.taken is not None:
-            self.chain.written(step.taken)
-        self.requests.recorded[step.rows] = step.starts + step.counts
-        self.requests.state_in_doubt[step.rows] = False
-        step.state = StepState.RECORDED
-        read_end = None if read_ends is None else read_ends.end
-        device.wait_event(device.schedule_stream, step.done_event if read_end is None else read_end)
-        if read_end is None:
-            self._steps.wait_queued(step.done_event)
-        elif before is not None:
-            # The read end lies on the forward stream behind all of the forward before.
-            self._steps.wait_queued(before.event)
-        if self._sharing is not None:
-            self._sharing.recorded(step.rows, step.starts + step.counts)
+        self._launches.record(step, read_ends)
 
     def forward_processed(self, step: PreparedStep) -> None:
         """Note that the host has seen the forward's completion; steps are processed in launch order.
@@ -382,12 +312,7 @@ class KVStorage:
         Raises `InvariantError` for a step out of order, and for a forward that has not completed: the host cannot have
         synchronised with it.
         """
-        record = self._launched(step, "process", StepState.RECORDED)
-        if step.done_event is not None and self.device.query_event(step.done_event):
-            self._steps.host_synchronised(step.done_event)
-        self._steps.forward_processed(record)
-        self.chain.forward_processed(record.forward)
-        step.state = StepState.PROCESSED
+        self._launches.processed(step)
 
     def abandon(self, step: PreparedStep, *, may_have_run: bool = False) -> None:
         """Give up a step that was not recorded: its tokens count as never prepared, and its rows give back what it took.
@@ -401,28 +326,7 @@ class KVStorage:
         or released; a retracted one starts again from its last checkpoint, or from nothing. Without it the caller answers for it that
         no state was changed, and the step can be prepared again. Either way no state goes to others before another forward is recorded.
         """
-        step.check_state("abandon", StepState.PREPARED, StepState.LAUNCHED)
-        is_same = self.requests.is_same_request(step.rows, step.generations)
-        rows, starts = step.rows[is_same], step.starts[is_same]
-        if step.launch is None:
-            self._steps.check_pages_may_change("an abandoned step")
-        if step.launch is not None:
-            device = self.device
-            device.wait_event(device.schedule_stream, device.record_event(device.forward_stream))
-            self._steps.forward_aborted(step.launch)
-            self._aborted_launches += 1
-            self.requests.state_in_doubt[rows] = True
-            if may_have_run and self.plan.state_sub_pool is not None:
-                self.requests.state_is_lost[rows] = True
-            log.info("storage.launch_aborted", rows=step.rows.tolist(), may_have_run=may_have_run)
-        if step.reset_rows is not None:
-            self._row_resets.mark(step.reset_rows)
-        self._units.give_back(rows, starts)
-        if step.taken is not None:
-            self.chain.pay_zero_debt(step.taken)
-        self.requests.prepared[rows] = starts
-        self.requests.open_steps[rows] -= 1
-        step.state = StepState.ABANDONED
+        self._launches.abandon(step, may_have_run=may_have_run)
 
     def checkpoints_taken(self, rows: npt.ArrayLike, lengths: npt.ArrayLike) -> None:
         """Note that the latest checkpoint of row `rows[i]` lies at `lengths[i]` tokens: its windows keep what a hit there reads.
@@ -481,12 +385,43 @@ class KVStorage:
         """Take the memory of running requests away, as `release` does, so that others go on; they are queued again.
 
         A retracted request is admitted anew with its prompt and what it has generated as the prompt, and with `whole`: it recomputes
-        its entries, and is not retracted again.
+        its entries, and is not retracted again. `retract_to_host` spares it that.
         """
         rows = whole_numbers("rows", rows)
         self.release(rows)
         self._admission.retracted(rows)
         log.info("storage.retracted", rows=rows.tolist())
+
+    def retract_to_host(self, rows: npt.ArrayLike) -> tuple[RowBackup, ...]:
+        """The same, and whatever the next tokens of the rows would read is copied to host memory first: a backup of each, to `restore`.
+
+        A backup is of what holds behind the row's last recorded forward, whose result the host may yet have to process: `advance`
+        leaves the row alone then, the token that it chose is the request's all the same. The copies run beside forwards and moves,
+        behind what has been queued; nobody waits, and what the rows held may be handed out at once.
+
+        Raises `StorageError` for a row with a step that is neither recorded nor abandoned, or whose state is lost (`abandon`), and what
+        torch does where the host has no memory for it; the rows are then as they were.
+        """
+        rows = whole_numbers("rows", rows)
+        self.requests.check_live(rows, "back up")
+        self._steps.check_pages_may_change("a backup")
+        backups = self._backups.back_up(rows)
+        self.retract(rows)
+        return backups
+
+    def restore(self, backups: Sequence[RowBackup]) -> IntArray | AdmissionRefusal:
+        """Rows for retracted requests that go on where they were, all of them or a refusal: nothing is recomputed.
+
+        Row `i` has `backups[i].written_tokens` tokens, in pages of its own, which it shares with nobody; its next forward finds what the
+        last one has left, the token that it chose among it (`row_state`), and does not reset the row. All of its output is promised,
+        so it is not retracted again. A refusal reads as one of `admit`, and leaves the backups as they are; so does an error. A
+        backup may be restored before its copy has finished, and more than once: each row is a request of its own.
+
+        Raises `StorageError` for a backup that another storage has made.
+        """
+        self._steps.check_pages_may_change("a restoring")
+        self._end_copies_of_idle()
+        return self._backups.restore(backups)
 
     def use_cache(self, cache: PrefixCache) -> None:
         """Have admission count what `cache` could evict, and takes evict it; raises `StorageError` for a second one."""
@@ -519,12 +454,13 @@ class KVStorage:
             rows_in_use=self.sized.max_running_requests - free_rows,
             free_rows=free_rows,
             forwards_in_flight=self._steps.in_flight_count,
-            launches=self._launches,
-            aborted_launches=self._aborted_launches,
+            launches=self._launches.count,
+            aborted_launches=self._launches.aborted_count,
             flushed_units=self._flushed_units,
             admitted_at_peak=self.admitted_at_peak(),
             outstanding=self._by_band(self._admission.outstanding_units.tolist()),
             admission=self._admission.statistics(),
+            backups=self._backups.statistics(),
             sharing=None if self._sharing is None else self._sharing.statistics(),
             chain=self.chain.statistics(),
         )
@@ -556,11 +492,10 @@ class KVStorage:
 
     # ── helpers ──
 
+    def _end_copies_of_idle(self) -> None:
+        """With no request in service and no forward in flight, nothing else would end them, and they are waited for."""
+        if not self._steps.in_flight_count and self.requests.free_count == self.sized.max_running_requests:
+            self._copies.end_all()
+
     def _by_band(self, units: Sequence[int]) -> dict[str, int]:
         return {band.name: count for band, count in zip(self.layout.bands, units, strict=True)}
-
-    @staticmethod
-    def _launched(step: PreparedStep, action: str, state: StepState) -> LaunchRecord:
-        step.check_state(action, state)
-        assert step.launch is not None, "a launched step has its record"
-        return step.launch

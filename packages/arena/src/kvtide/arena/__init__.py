@@ -10,7 +10,7 @@ from kvtide.arena.host_layout import host_layout
 from kvtide.arena.kernels import SCRATCH_BYTES, copy_units, token_slots, unit_words, zero_units
 from kvtide.arena.memory import KVArena, torch_dtype
 from kvtide.arena.routed_cache import OFFSET_BITS, LayerView, RoutedKVCache
-from kvtide.arena.tensor_device import TensorDevice
+from kvtide.arena.tensor_device import HostMemory, TensorDevice
 from kvtide.arena.token_kernels import gather_pages, gather_tokens, translate_ids, write_tokens
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "CUDADevice",
     "CUDAEvent",
     "CUDAStream",
+    "HostMemory",
     "KVArena",
     "LayerView",
     "RoutedKVCache",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
@@ -10,7 +10,8 @@ import torch
 
 from kvtide.arena.kernels import SCRATCH_BYTES, copy_units, zero_units
 from kvtide.arena.memory import KVArena
-from kvtide.device import ImmediateStreams, IntArray, Mirror, MirrorStaging, Stream, UnitGrid
+from kvtide.arena.tensor_device import HostMemory, arena_units, host_units
+from kvtide.device import ImmediateStream, ImmediateStreams, IntArray, Mirror, MirrorStaging, Stream, UnitGrid
 
 
 class CPUDevice(ImmediateStreams):
@@ -19,6 +20,8 @@ class CPUDevice(ImmediateStreams):
     def __init__(self, arena: KVArena) -> None:
         """Drive `arena`."""
         super().__init__()
+        self.copy_stream = ImmediateStream("copy")
+        """See `TensorDevice.copy_stream`."""
         self.arena = arena
         """The bytes this device works on."""
         self.tables: dict[str, torch.Tensor] = {}
@@ -75,6 +78,30 @@ class CPUDevice(ImmediateStreams):
     def send(self, stream: Stream, arrays: Sequence[IntArray]) -> list[torch.Tensor]:
         """See `TensorDevice.send`."""
         return [_tensor(array) for array in arrays]
+
+    def queue(self, stream: Stream, work: Callable[[], None]) -> None:
+        """See `TensorDevice.queue`."""
+        work()
+
+    def allocate_host(self, byte_count: int) -> HostMemory:
+        """See `TensorDevice.allocate_host`."""
+        return HostMemory(torch.empty(byte_count, dtype=torch.uint8))
+
+    def copy_to_host(
+        self, stream: Stream, grid: UnitGrid, units: IntArray, target: HostMemory, first_byte: int
+    ) -> None:
+        """See `TensorDevice.copy_to_host`."""
+        grid.check_units(self.arena_bytes, units)
+        kept = host_units(target, first_byte, grid, len(units))
+        torch.index_select(arena_units(self.arena, grid), 0, _tensor(units), out=kept)
+
+    def copy_from_host(
+        self, stream: Stream, source: HostMemory, first_byte: int, grid: UnitGrid, units: IntArray
+    ) -> None:
+        """See `TensorDevice.copy_from_host`."""
+        grid.check_units(self.arena_bytes, units)
+        kept = host_units(source, first_byte, grid, len(units))
+        arena_units(self.arena, grid).index_copy_(0, _tensor(units), kept)
 
     def prewarm(self, grids: Sequence[UnitGrid]) -> None:
         """See `TensorDevice.prewarm`: nothing is compiled, and scratch is allocated when used."""

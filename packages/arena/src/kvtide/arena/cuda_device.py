@@ -1,10 +1,13 @@
-"""The CUDA device: two streams of one GPU, fresh events, Triton programs (row V1).
+"""The CUDA device: three streams of one GPU, fresh events, Triton programs (row V1).
 
 The host queues and never waits: ids travel through pinned staging, each call as one copy and as few launches as its hazards
 allow. It needs Triton, which the rest of the package does not.
 
     arena | mirrors | scratch for moves that pass over themselves, landing for ids      on the GPU, sized once
     staging, `SMALL_BYTES` or `LANDING_BYTES` for each call on its way                  pinned host memory, grows
+
+Copies to and from host memory name no ids to the GPU: each run of neighbouring units is a copy of its own, by the copy engines, so
+they need no memory there and take no turn with moves.
 
 Scratch and landing serve one stream at a time, in its order; another stream first waits for that one. A call that names
 more ids than the landing holds is queued in pieces. What a forward's ids take (`send`) is the forward's own memory, as its
@@ -16,15 +19,18 @@ tensors that the graph reads at fixed addresses.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
 import attrs
+import numpy as np
 import torch
 
 from kvtide.arena.copy_plan import copy_segments
 from kvtide.arena.memory import KVArena
 from kvtide.arena.pinned_staging import Reached, Staged, StagingRing, staged_bytes
+from kvtide.arena.tensor_device import HostMemory, arena_units, host_units
 from kvtide.device import Event, IntArray, Mirror, MirrorStaging, Stream, UnitGrid
 from kvtide.plan import GPU_SCRATCH_BYTES
 
@@ -64,7 +70,7 @@ class CUDADevice:
     """Implements `TensorDevice` over a `KVArena` in the memory of a GPU.
 
     It may be dropped at any time, and the arena with it: torch gives their memory to nobody before the work that was queued on
-    the two streams until then is over.
+    its streams until then is over.
     """
 
     def __init__(
@@ -99,6 +105,8 @@ class CUDADevice:
             _new_stream(self._torch_device) if forward_stream is None else forward_stream,
         )
         """See `Device.forward_stream`."""
+        self.copy_stream = CUDAStream("copy", _new_stream(self._torch_device))
+        """See `TensorDevice.copy_stream`."""
         self._landing = torch.empty(LANDING_BYTES, dtype=torch.uint8, device=self._torch_device)
         self._scratch = torch.empty(
             (scratch_bytes - LANDING_BYTES) // 8, dtype=torch.int64, device=self._torch_device
@@ -211,6 +219,37 @@ class CUDADevice:
             memory = torch.empty(size, dtype=torch.uint8, device=self._torch_device)
             return buffer.send_to(memory, arrays)
 
+    def queue(self, stream: Stream, work: Callable[[], None]) -> None:
+        """See `TensorDevice.queue`."""
+        with self.on_stream(stream):
+            work()
+
+    def allocate_host(self, byte_count: int) -> HostMemory:
+        """See `TensorDevice.allocate_host`. Memory that torch has not pinned before may hold the GPU up while it is."""
+        return HostMemory(self._create_pinned(byte_count))
+
+    def copy_to_host(
+        self, stream: Stream, grid: UnitGrid, units: IntArray, target: HostMemory, first_byte: int
+    ) -> None:
+        """See `TensorDevice.copy_to_host`: a copy for each run of neighbours."""
+        self._refuse_capture(stream)
+        grid.check_units(self.arena_bytes, units)
+        kept, arena = host_units(target, first_byte, grid, len(units)), arena_units(self.arena, grid)
+        with self.on_stream(stream):
+            for place, first, count in _unit_runs(units):
+                kept[place : place + count].copy_(arena[first : first + count], non_blocking=True)
+
+    def copy_from_host(
+        self, stream: Stream, source: HostMemory, first_byte: int, grid: UnitGrid, units: IntArray
+    ) -> None:
+        """See `TensorDevice.copy_from_host`: a copy for each run of neighbours."""
+        self._refuse_capture(stream)
+        grid.check_units(self.arena_bytes, units)
+        kept, arena = host_units(source, first_byte, grid, len(units)), arena_units(self.arena, grid)
+        with self.on_stream(stream):
+            for place, first, count in _unit_runs(units):
+                arena[first : first + count].copy_(kept[place : place + count], non_blocking=True)
+
     def prewarm(self, grids: Sequence[UnitGrid]) -> None:
         """See `TensorDevice.prewarm`; staging for many small calls, and for two iterations on their way, each of which moves and
         zeroes many pages in every band, uploads, and sends a forward's ids. The host waits for the GPU once.
@@ -250,8 +289,8 @@ class CUDADevice:
                 )
 
     def _hold(self, memory: torch.Tensor) -> None:
-        """Let torch give `memory` to nobody, once it is dropped, before both streams are through with it."""
-        for stream in (self.schedule_stream, self.forward_stream):
+        """Let torch give `memory` to nobody, once it is dropped, before every stream is through with it."""
+        for stream in (self.schedule_stream, self.forward_stream, self.copy_stream):
             memory.record_stream(stream.torch_stream)
 
     def _create_pinned(self, byte_count: int) -> torch.Tensor:
@@ -264,6 +303,13 @@ def _pieces(count: int, id_bytes: int) -> Iterator[slice]:
     step = LANDING_BYTES // id_bytes // 4 * 4
     for first in range(0, count, step):
         yield slice(first, min(first + step, count))
+
+
+def _unit_runs(units: IntArray) -> Iterator[tuple[int, int, int]]:
+    """Runs of units that follow one another: their place among `units`, the first one, and how many."""
+    edges = np.flatnonzero(np.diff(units, prepend=units[:1] - 2, append=units[-1:] + 2) != 1).tolist()
+    for place, end in itertools.pairwise(edges):
+        yield place, int(units[place]), end - place
 
 
 def _new_stream(device: torch.device) -> torch.cuda.Stream:
