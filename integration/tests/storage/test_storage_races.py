@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import numpy as np
@@ -32,6 +34,7 @@ from kvtide.storage import (
     ForwardIds,
     KVStorage,
     PreparedStep,
+    RowBackup,
     SharedReadEnds,
     UnresolvedIds,
     build_kv_storage,
@@ -58,11 +61,21 @@ class StorageDevice(ModelledTensorDevice):
     dropped_stream: Stream | None = None
     """The next wait of this stream is dropped."""
 
+    dropped_pair: tuple[str, str] | None = None
+    """Waits of the first stream for the second are dropped, while `dropping`."""
+
+    dropping: bool = False
+
     def wait_event(self, stream: Stream, event: Event) -> None:
         if stream is self.dropped_stream:
             self.dropped_stream = None
-        else:
+        elif not (self.dropping and self.dropped_pair == (stream.name, event.stream.name)):
             super().wait_event(stream, event)
+
+
+def chosen_token(number: int, length: int) -> int:
+    """What a forward leaves that brings request `number` to `length` tokens; 0 before the first."""
+    return 1_000 * number + length if length else 0
 
 
 class Scheduler:
@@ -72,7 +85,15 @@ class Scheduler:
     """
 
     def __init__(
-        self, seed: int, *, declares: bool = False, dropped: str | None = None, broken: str | None = None
+        self,
+        seed: int,
+        *,
+        declares: bool = False,
+        dropped: str | None = None,
+        dropped_pair: tuple[str, str] | None = None,
+        dropped_in: str = "",
+        broken: str | None = None,
+        retracts: bool = False,
     ) -> None:
         self.random = random.Random(seed)
         self.declares = declares
@@ -80,7 +101,11 @@ class Scheduler:
         self.dropped = dropped
         """Which wait is missing: "barrier", "upload" or none."""
         self.broken = broken
-        """What the storage does wrong: "early reset" or nothing."""
+        """What the storage does wrong: "early reset", "no record of a backup" or nothing."""
+        self.retracts = retracts
+        """Whether rows are backed up, retracted and restored."""
+        self.set_aside: list[tuple[int, RowBackup]] = []
+        self.restored = self.retracted_under_a_forward = self.restored_under_its_backup = 0
         self.storage: KVStorage = build_kv_storage(
             plan(),
             budget_bytes=SCRATCH_BYTES + 4_200,
@@ -92,6 +117,9 @@ class Scheduler:
             check_level=CheckLevel.STRICT,
         )
         self.device = cast(StorageDevice, self.storage.device)
+        self.device.dropped_pair = dropped_pair
+        self.dropped_in = dropped_in
+        """The verb during which those waits are dropped."""
         layout = self.storage.layout
         self.grids = {band.name: UnitGrid(band.origin_bytes, band.unit_bytes) for band in layout.bands}
         self.device.watch(layout)
@@ -103,6 +131,8 @@ class Scheduler:
     def run(self, iterations: int) -> None:
         """Launch, then process the forward before: the overlap loop. Ends with nothing in flight and nothing held."""
         for _ in range(iterations):
+            if self.retracts:
+                self._retract_and_restore()
             self._admit()
             launched = self._launch()
             while len(self.flying) > launched:
@@ -129,6 +159,37 @@ class Scheduler:
                     self.storage.row_state.reset(rows, torch.zeros_like(rows))
                 self.reused_under_a_forward += any(row in step.rows for step, _ in self.flying)
 
+    @contextmanager
+    def _verb(self, name: str) -> Iterator[None]:
+        self.device.dropping = name == self.dropped_in
+        with self.device.model.no_host_waits(name):
+            yield
+        self.device.dropping = False
+
+    def _retract_and_restore(self) -> None:
+        copies = self.storage.statistics().backups
+        if self.numbers and len(self.set_aside) < 4 and self.random.random() < 0.4:
+            row = self.random.choice(list(self.numbers))
+            self.retracted_under_a_forward += any(row in step.rows for step, _ in self.flying)
+            begin = self.storage.chain.uses.begin
+            if self.broken == "no record of a backup":
+                self.storage.chain.uses.begin = lambda signal, units: None  # type: ignore[method-assign]  # the fault
+            with self._verb("retract_to_host"):
+                (backup,) = self.storage.retract_to_host([row])
+            if self.broken == "no record of a backup":
+                self.storage._copies._open.clear()
+                self.storage.chain.uses.begin = begin  # type: ignore[method-assign]
+            self.set_aside.append((self.numbers.pop(row), backup))
+        elif self.set_aside and self.random.random() < 0.6:
+            number, backup = self.random.choice(self.set_aside)
+            with self._verb("restore"):
+                rows = self.storage.restore([backup])
+            if isinstance(rows, np.ndarray):
+                self.restored += 1
+                self.restored_under_its_backup += copies.copies_in_flight > 0
+                self.set_aside.remove((number, backup))
+                self.numbers[int(rows[0])] = number
+
     def _launch(self) -> bool:
         """A forward over some rows that have tokens left; whether there was one, and it was not aborted."""
         requests, device = self.storage.requests, self.device
@@ -145,7 +206,7 @@ class Scheduler:
         assert isinstance(step, PreparedStep)
         if self.dropped == "upload":
             device.dropped_stream = device.forward_stream
-        with device.model.no_host_waits("launch_forward"):
+        with self._verb("launch_forward"):
             ids = self._resolve_later(self.storage.launch_forward(step), step)
         if self.random.random() < 0.1:
             # Its metadata phase is queued, and runs; the layers never come.
@@ -171,14 +232,21 @@ class Scheduler:
 
     def _resolve_later(self, unresolved: UnresolvedIds, step: PreparedStep) -> list[ForwardIds]:
         """The forward's metadata phase, queued: the ids come in a list that is empty until it has run."""
+        numbers = [self.numbers[row] for row in step.rows.tolist()]
         found: list[ForwardIds] = []
         pages_per_row = self.storage.sized.pages_per_row
         first = [row * pages_per_row for row in unresolved.rows.tolist()]
 
         def resolve(_: RunningWork) -> None:
             found.append(unresolved.resolve())
-            lengths = self.storage.row_state.lengths[step.rows].tolist()
+            state = self.storage.row_state
+            lengths, tokens = state.lengths[step.rows].tolist(), state.last_tokens[step.rows].tolist()
             assert lengths == step.starts.tolist(), "state of rows on the device"
+            chosen = [
+                chosen_token(number, start)
+                for number, start in zip(numbers, step.starts.tolist(), strict=True)
+            ]
+            assert tokens == chosen, "state of rows on the device"
 
         self.device.model.submit(
             self.device.forward_stream,
@@ -232,7 +300,11 @@ class Scheduler:
         for band, pages in held.items():
             for page, number in pages:
                 assert (work.read(self._span(band, page)) == number).all(), f"{name}: {band} {page}"
-        self.storage.row_state.lengths[ids.rows] += torch.from_numpy(step.counts)
+        state, ends = self.storage.row_state, (step.starts + step.counts).tolist()
+        state.lengths[ids.rows] += torch.from_numpy(step.counts)
+        state.last_tokens[ids.rows] = torch.tensor(
+            [chosen_token(number, end) for number, end in zip(numbers, ends, strict=True)]
+        )
 
     def _process(self) -> None:
         step, end = self.flying.pop(0)
@@ -300,4 +372,69 @@ def test_a_row_reset_when_it_is_handed_out_is_spoilt_by_the_last_forward_of_its_
             Scheduler(seed, declares=True, broken="early reset").run(90)
 
     with pytest.raises(AssertionError, match=r"state of rows on the device"):
+        run_seeds()
+
+
+@pytest.mark.requirement("V2", "V3", "K2", "K4", "H1", "H2")
+@pytest.mark.parametrize("declares", [False, True])
+def test_rows_are_backed_up_and_restored_without_a_race_in_any_interleaving(declares: bool) -> None:
+    """While their last forward runs, while pages move, while what they held is another's, and while the backup is still being copied."""
+    restored = under_a_forward = under_its_backup = moved = 0
+    for seed in range(12):
+        scheduler = Scheduler(seed, declares=declares, retracts=True)
+        scheduler.run(70)
+        restored += scheduler.restored
+        under_a_forward += scheduler.retracted_under_a_forward
+        under_its_backup += scheduler.restored_under_its_backup
+        moved += scheduler.storage.chain.statistics().moved_units
+    assert min(restored, under_a_forward, under_its_backup, moved) > 20
+
+
+@pytest.mark.requirement("V2", "H1", "H2", "K3")
+@pytest.mark.parametrize(
+    ("dropped_pair", "verb", "report"),
+    [
+        (
+            ("copy", "forward"),
+            "retract_to_host",
+            r"copy to the host of .* reads .* unordered with forward \d+ writing",
+        ),
+        (
+            ("copy", "schedule"),
+            "retract_to_host",
+            r"copy to the host of .* reads .* unordered with (move|zeroing) writing",
+        ),
+        (("copy", "forward"), "restore", r"copy from the host of .* writes .* unordered with forward \d+ "),
+        (
+            ("copy", "schedule"),
+            "restore",
+            r"copy from the host of .* writes .* unordered with (move|zeroing|forward \d+) ",
+        ),
+        (("forward", "copy"), "launch_forward", r"forward \d+ .* unordered with copy from the host writing"),
+    ],
+)
+def test_each_wait_of_a_copy_is_needed(dropped_pair: tuple[str, str], verb: str, report: str) -> None:
+    """The copy stream stands behind the forward and the schedule stream, and the next forward behind what fills its pages."""
+
+    def run_seeds() -> None:
+        for seed in range(12):
+            scheduler = Scheduler(
+                seed, declares=True, retracts=True, dropped_pair=dropped_pair, dropped_in=verb
+            )
+            scheduler.run(90)
+
+    with pytest.raises(UnorderedAccessError) as caught:
+        run_seeds()
+    assert re.search(report, str(caught.value)), caught.value
+
+
+@pytest.mark.requirement("V2", "H1", "L5")
+def test_what_a_backup_reads_is_written_by_nobody_before_it_has() -> None:
+    """Its row is over at once, its pages are the next request's: the ledger's record of the copy makes their writer wait."""
+
+    def run_seeds() -> None:
+        for seed in range(12):
+            Scheduler(seed, declares=True, retracts=True, broken="no record of a backup").run(70)
+
+    with pytest.raises(UnorderedAccessError, match=r"unordered with copy to the host reading"):
         run_seeds()
