@@ -9,9 +9,8 @@ Each step:
 5. requests that are complete, or whose client has gone, release everything they hold.
 
 Admission promises every peak, so no step of an admitted request is refused. Over a storage that overcommits one may be: then the
-newest request that was promised less than its whole output is retracted and waits at the head of the queue, to begin anew with what
-it had generated as a part of its prompt. Tokens are chosen
-greedily. The rows of a batch are ordered by row number, which is reused: it says nothing about who came first.
+newest request that was promised less than its whole output is retracted and waits at the head of the queue. Its memory is kept on the
+host, and it goes on where it was. Tokens are chosen greedily. The rows of a batch are ordered by row number, which is reused: it says nothing about who came first.
 """
 
 from __future__ import annotations
@@ -24,10 +23,17 @@ import torch
 
 from kvtide.engine.batch import ForwardBatch, Padding
 from kvtide.engine.errors import EngineError
-from kvtide.engine.origins import Origins, RowOrigins
+from kvtide.engine.origins import KeptOrigins, Origins, RowOrigins
 from kvtide.engine.runner import ModelRunner
 from kvtide.engine.stores import ArenaStore
-from kvtide.storage import AdmissionRefusal, KVStorage, PreparedStep, PromiseRefusal, Refusal
+from kvtide.storage import (
+    AdmissionRefusal,
+    KVStorage,
+    PreparedStep,
+    PromiseRefusal,
+    Refusal,
+    RowBackup,
+)
 
 NO_TOKEN = -1
 """Of a row whose forward chose none."""
@@ -151,9 +157,6 @@ class RunningRequest:
     written_tokens: int = 0
     """Tokens that its forwards have written, those in flight among them."""
 
-    recomputed: tuple[int, ...] = ()
-    """Generated before it was retracted: they come behind its prompt, as if they were a part of it."""
-
     tokens: list[int] = attrs.field(factory=list)
     """Generated, as far as the host knows."""
 
@@ -161,17 +164,18 @@ class RunningRequest:
     """Generated, those of forwards in flight among them."""
 
     is_over: bool = False
-    """Its row may be another's."""
+    """Nobody waits for its tokens."""
 
-    @property
-    def prompt(self) -> tuple[int, ...]:
-        """What it prefills."""
-        return self.request.prompt + self.recomputed
+    backup: RowBackup | None = None
+    """Its memory while it is retracted: it has no row."""
+
+    kept_origins: KeptOrigins | None = None
+    """What the log of a run that shares prefixes says of that."""
 
     @property
     def is_prefilling(self) -> bool:
         """Whether some of its prompt is in no forward yet."""
-        return self.written_tokens < len(self.request.prompt) + len(self.recomputed)
+        return self.written_tokens < len(self.request.prompt)
 
     @property
     def is_complete(self) -> bool:
@@ -199,7 +203,7 @@ class SchedulerLoop:
         self._arriving = deque(sorted(requests, key=lambda request: request.arrival_step))
         self._waiting: deque[Request] = deque()
         self._running: list[RunningRequest] = []
-        self._retracted: dict[str, tuple[int, ...]] = {}
+        self._retracted: dict[str, RunningRequest] = {}
         self._tokens: dict[str, tuple[int, ...]] = {}
         self._rejected: dict[str, str] = {}
         self._cancelled: dict[str, tuple[int, ...]] = {}
@@ -243,35 +247,40 @@ class SchedulerLoop:
         while self._waiting:
             request = self._waiting[0]
             had = self._retracted.get(request.request_id)
-            recomputed = had or ()
-            prompt = request.prompt + recomputed
-            shares = self._storage.shares_prefixes
-            rows = self._storage.admit(
-                [len(prompt)],
-                [request.output_tokens - len(recomputed)],
-                whole=had is not None,
-                prompts=[prompt] if shares else None,
-                extra_keys=[request.extra_key] if shares else None,
-            )
-            if isinstance(rows, AdmissionRefusal) and not rows.is_final:
+            admitted = self._begin(request) if had is None else self._restore(had)
+            if isinstance(admitted, AdmissionRefusal) and not admitted.is_final:
                 return
             self._waiting.popleft()
-            if isinstance(rows, AdmissionRefusal):
-                self._rejected[request.request_id] = str(rows)
-                continue
-            row = int(rows[0])
-            if self._origins is not None:
-                self._origins.admitted(row)
-            self._running.append(
-                RunningRequest(
-                    request,
-                    row,
-                    written_tokens=int(self._storage.requests.cached_tokens[row]),
-                    recomputed=recomputed,
-                    tokens=list(recomputed),
-                    chosen_tokens=len(recomputed),
-                )
-            )
+            self._retracted.pop(request.request_id, None)
+            if isinstance(admitted, AdmissionRefusal):
+                self._rejected[request.request_id] = str(admitted)
+            else:
+                self._running.append(admitted)
+
+    def _begin(self, request: Request) -> RunningRequest | AdmissionRefusal:
+        shares = self._storage.shares_prefixes
+        rows = self._storage.admit(
+            [len(request.prompt)],
+            [request.output_tokens],
+            prompts=[request.prompt] if shares else None,
+            extra_keys=[request.extra_key] if shares else None,
+        )
+        if isinstance(rows, AdmissionRefusal):
+            return rows
+        row = int(rows[0])
+        if self._origins is not None:
+            self._origins.admitted(row)
+        return RunningRequest(request, row, written_tokens=int(self._storage.requests.cached_tokens[row]))
+
+    def _restore(self, had: RunningRequest) -> RunningRequest | AdmissionRefusal:
+        assert had.backup is not None, "it has been retracted"
+        rows = self._storage.restore([had.backup])
+        if isinstance(rows, AdmissionRefusal):
+            return rows
+        had.row, had.backup = int(rows[0]), None
+        if self._origins is not None and had.kept_origins is not None:
+            self._origins.restored(had.row, had.kept_origins)
+        return had
 
     def _prefill(self) -> None:
         running = next((running for running in self._running if running.is_prefilling), None)
@@ -281,7 +290,9 @@ class SchedulerLoop:
     def _next_chunk(self, running: RunningRequest) -> tuple[int, ...]:
         """Token ids of its next prefill forward."""
         start = running.written_tokens
-        return running.prompt[start : start + self._storage.chunk_tokens(running.row, self._chunk_tokens)]
+        return running.request.prompt[
+            start : start + self._storage.chunk_tokens(running.row, self._chunk_tokens)
+        ]
 
     def _decode(self) -> None:
         decoding = [
@@ -297,30 +308,31 @@ class SchedulerLoop:
         def is_gone(request: Request) -> bool:
             return request.cancelled_step is not None and request.cancelled_step <= step
 
-        self._cancelled |= {
-            request.request_id: self._retracted.get(request.request_id, ())
-            for request in self._waiting
-            if is_gone(request)
-        }
-        self._waiting = deque(request for request in self._waiting if not is_gone(request))
         gone = [one for one in self._running if is_gone(one.request)]
-        self._cancelled |= {one.request.request_id: tuple(one.tokens) for one in gone}
-        self._end(gone)
+        self._cancelled |= {request.request_id: () for request in self._waiting if is_gone(request)}
+        retracted = [one for one in self._retracted.values() if is_gone(one.request)]
+        self._cancelled |= {one.request.request_id: tuple(one.tokens) for one in (*gone, *retracted)}
+        self._waiting = deque(request for request in self._waiting if not is_gone(request))
+        self._end([*gone, *retracted])
         return gone
 
     def _finish(self) -> list[RunningRequest]:
-        """End those that are complete."""
-        finished = [running for running in self._running if running.is_complete]
-        self._tokens |= {running.request.request_id: tuple(running.tokens) for running in finished}
+        """End those that are complete; the last token of one that is retracted may have come since."""
+        finished = [one for one in (*self._running, *self._retracted.values()) if one.is_complete]
+        self._tokens |= {one.request.request_id: tuple(one.tokens) for one in finished}
         self._end(finished)
         return finished
 
     def _end(self, over: Sequence[RunningRequest]) -> None:
-        if over:
-            self._storage.release([one.row for one in over])
-            for one in over:
-                one.is_over = True
-            self._running = [one for one in self._running if not one.is_over]
+        if not over:
+            return
+        self._storage.release([one.row for one in over if one.backup is None])
+        for one in over:
+            one.is_over = True
+            if one.backup is not None:
+                del self._retracted[one.request.request_id]
+                self._waiting = deque(request for request in self._waiting if request is not one.request)
+        self._running = [one for one in self._running if not one.is_over]
 
     def _forward(self, running: Sequence[RunningRequest], token_ids: Sequence[tuple[int, ...]]) -> None:
         """Run one forward and take in its result."""
@@ -361,10 +373,11 @@ class SchedulerLoop:
         return step
 
     def _retract(self, running: RunningRequest) -> None:
-        self._storage.retract([running.row])
-        running.is_over = True
+        if self._origins is not None:
+            running.kept_origins = self._origins.retracted(running.row)
+        (running.backup,) = self._storage.retract_to_host([running.row])
         self._running.remove(running)
-        self._retracted[running.request.request_id] = tuple(running.tokens)
+        self._retracted[running.request.request_id] = running
         self._waiting.appendleft(running.request)
 
     def _report(self, step: int, finished: Sequence[RunningRequest]) -> StepReport:

@@ -145,7 +145,7 @@ class OverlapLoop(SchedulerLoop):
             tokens_before=tuple(one.written_tokens for one in running),
         )
         chooses = all(
-            one.written_tokens + count >= len(one.prompt)
+            one.written_tokens + count >= len(one.request.prompt)
             for one, count in zip(running, batch.counts, strict=True)
         )
         step = self._prepare(batch)
@@ -198,10 +198,7 @@ class OverlapLoop(SchedulerLoop):
                 continue
             if flying.chooses:
                 one.tokens.append(tokens[place])
-            known = (
-                flying.step.starts[place] + flying.step.counts[place],
-                len(one.tokens) - len(one.recomputed),
-            )
+            known = flying.step.starts[place] + flying.step.counts[place], len(one.tokens)
             if known != (lengths[place], drawn[place]):
                 raise EngineError(
                     f"request {one.request.request_id!r} in row {one.row}: the device counts {lengths[place]} tokens and "
