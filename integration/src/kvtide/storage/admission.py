@@ -48,6 +48,35 @@ from kvtide.storage.statistics import AdmissionStatistics
 log = structlog.get_logger(__name__)
 
 
+@attrs.frozen(kw_only=True, eq=False)
+class Hits:
+    """What requests would begin with, as far as admission counts it. A prefix cache has locked it."""
+
+    tokens: tuple[int, ...]
+    """That each is given."""
+
+    tails: IntArray
+    """Window units of each hit, which its request needs until it has moved on, `[bands, requests]`."""
+
+    has_checkpoints: bool
+    """Whether state slots are kept for any of them, which are nobody's need once they are copied."""
+
+    @property
+    def may_be_in_the_way(self) -> bool:
+        """Whether requests might fit without them that do not fit with them.
+
+        A request with a hit is promised no more than without, and what a hit keeps of full attention and windows is part of that. But its checkpoint
+        is needed beside the slots of its request until it is copied, and what is kept for one request others do without.
+        """
+        return any(self.tokens) and (self.has_checkpoints or len(self.tokens) > 1)
+
+    @staticmethod
+    def none(band_count: int, request_count: int) -> Hits:
+        """Everything is computed."""
+        tails: IntArray = np.zeros((band_count, request_count), np.int64)
+        return Hits(tokens=(0,) * request_count, tails=tails, has_checkpoints=False)
+
+
 @attrs.frozen(kw_only=True)
 class Promise:
     """What admission offers to requests. Nothing has been promised yet."""
@@ -59,7 +88,7 @@ class Promise:
     """Output that the promise covers, by request; the limit unless the policy overcommits."""
 
     demands: tuple[KVDemand, ...]
-    """Peak of each."""
+    """Peak of each, window tails of its hit among it."""
 
 
 class ChainPrefillBudget:
@@ -88,6 +117,10 @@ class ChainPrefillBudget:
         self._serials: IntArray = np.zeros(sized.max_running_requests, np.int64)
         self._admitted = self._turned_away = self._extended = self._retracted = 0
         self._waits: Counter[WillFree] = Counter()
+        self._is_window = np.array(
+            [pool.window_tokens is not None or pool.chunk_tokens is not None for pool in sized.plan.sub_pools]
+        )
+        self._has_windows = bool(self._is_window.any())
         self._asked_last: tuple[tuple[int, ...], tuple[int, ...]] | None = None
         self._alone_last: int | None = None
 
@@ -141,34 +174,35 @@ class ChainPrefillBudget:
         outputs: Sequence[int],
         *,
         whole: bool,
-        cached: Sequence[int],
-        asks_again: bool = False,
     ) -> Promise | AdmissionRefusal:
-        """What requests of these lengths are promised, all together, or why they are not admitted now.
+        """What requests of these lengths are promised, all together and without hits, or why they are not admitted now.
 
-        `cached`: tokens of each prompt that it is given, whose units a prefix cache holds and has locked. `whole`: all their output,
-        whatever the policy. `asks_again`: a final refusal is not counted, since the caller will ask for them without what they are
-        given. Raises `StorageError` for a length that is no positive integer.
+        `whole`: all their output, whatever the policy. Raises `StorageError` for a length that is no positive integer.
         """
+        verdict = self.verdict(prompts, outputs, Hits.none(len(self._promised), len(prompts)), whole=whole)
+        if isinstance(verdict, AdmissionRefusal):
+            self.refused(prompts, outputs, verdict)
+        return verdict
+
+    def refused(self, prompts: Sequence[int], outputs: Sequence[int], refusal: AdmissionRefusal) -> None:
+        """Count a refusal that requests of these lengths are told."""
+        self._waits.update(refusal.waits_for)
+        self._turned_away += len(refusal.turned_away)
+        if refusal.is_final:
+            log.info(
+                "admission.turned_away",
+                prompt_tokens=[prompts[place] for place in refusal.turned_away],
+                output_tokens=[outputs[place] for place in refusal.turned_away],
+                reason=str(refusal),
+            )
+
+    def verdict(
+        self, prompts: Sequence[int], outputs: Sequence[int], hits: Hits, *, whole: bool
+    ) -> Promise | AdmissionRefusal:
+        """As `offer`, for requests that would begin with `hits`; nothing is counted."""
         promised = outputs = list(outputs)
         if self._overcommit is not None and not whole:
             promised = [self._overcommit.promised_output(output, 1) for output in outputs]
-        verdict = self._verdict(prompts, outputs, promised, cached)
-        if isinstance(verdict, AdmissionRefusal) and not (asks_again and verdict.is_final):
-            self._waits.update(verdict.waits_for)
-            self._turned_away += len(verdict.turned_away)
-            if verdict.is_final:
-                log.info(
-                    "admission.turned_away",
-                    prompt_tokens=[prompts[place] for place in verdict.turned_away],
-                    output_tokens=[outputs[place] for place in verdict.turned_away],
-                    reason=str(verdict),
-                )
-        return verdict
-
-    def _verdict(
-        self, prompts: Sequence[int], outputs: Sequence[int], promised: Sequence[int], cached: Sequence[int]
-    ) -> Promise | AdmissionRefusal:
         sized, count = self._sized, len(prompts)
         least = sized.least_chunk_tokens
         lengths = [sum(pair) for pair in zip(prompts, outputs, strict=True)]
@@ -181,7 +215,10 @@ class ChainPrefillBudget:
             )
 
         def demands(part: slice, chunk: int) -> tuple[KVDemand, ...]:
-            return self._demands(prompts[part], promised[part], chunk, cached[part])
+            return self._demands(prompts[part], promised[part], chunk, hits.tokens[part])
+
+        def fits_now(part: slice, chunk: int) -> bool:
+            return self._has_room(self._sum(demands(part, chunk)) - hits.tails[:, part].sum(axis=1))
 
         everything = slice(count)
         # What waits is asked for in every iteration, with the same lengths.
@@ -206,9 +243,11 @@ class ChainPrefillBudget:
             )
         # While something will free, chunks are as long as an empty arena allows: they do not shrink for a moment's sake.
         shortest = alone if waits_for else least
-        limit = self._longest(lambda chunk: self._fits_now(demands(everything, chunk)), shortest, alone)
+        limit = self._longest(lambda chunk: fits_now(everything, chunk), shortest, alone)
         if limit is not None:
-            return self._promise(prompts, promised, limit, cached)
+            return Promise(
+                chunk_limit=limit, output_tokens=tuple(promised), demands=demands(everything, limit)
+            )
 
         def beside(part: slice) -> str:
             return f"{self._does_not_fit(demands(part, shortest), shortest)} {self._beside()}"
@@ -218,7 +257,7 @@ class ChainPrefillBudget:
             return AdmissionRefusal(rule=f"{beside(everything)}; waits for {reasons}", waits_for=waits_for)
         return self._refuse_some(
             count,
-            lambda part: self._fits_now(demands(part, least)),
+            lambda part: fits_now(part, least),
             lambda part: f"{beside(part)}; nothing is going to free any",
         )
 
@@ -297,7 +336,7 @@ class ChainPrefillBudget:
                 f"{self._promised[:, over].tolist()} that they were promised",
                 "a demand was priced too low, or a window was not retired",
             )
-        if not self._chain.uses.bind_layout and not self._fits_now(()):
+        if not self._chain.uses.bind_layout and not self._has_room(self._sum(())):
             raise InvariantError(
                 "storage.promise_kept",
                 f"{self.outstanding_units.tolist()} units are outstanding, more than can be laid out beside what is in use",
@@ -312,26 +351,31 @@ class ChainPrefillBudget:
         """Beside `cached` tokens of each prompt; in an empty arena without."""
         try:
             return tuple(
-                self._sized.demand(
-                    prompt_tokens=prompt,
-                    output_tokens=output,
-                    chunk_tokens=chunk,
-                    purpose=DemandPurpose.ADMIT,
-                    cached_tokens=tokens,
-                )
+                self._demand(prompt, output, chunk, tokens)
                 for prompt, output, tokens in zip(prompts, outputs, cached or [0] * len(prompts), strict=True)
             )
         except SizingError as error:
             raise StorageError(f"cannot admit a request: {error}") from error
 
-    def _promise(
-        self, prompts: Sequence[int], outputs: Sequence[int], chunk: int, cached: Sequence[int]
-    ) -> Promise:
-        return Promise(
-            chunk_limit=chunk,
-            output_tokens=tuple(outputs),
-            demands=self._demands(prompts, outputs, chunk, cached),
-        )
+    def _demand(self, prompt: int, output: int, chunk: int, cached: int) -> KVDemand:
+        """Full attention of a hit costs nothing, for the tree holds it to the end; its window tails are the request's as if it had
+        computed them.
+        """
+
+        def priced(purpose: DemandPurpose) -> KVDemand:
+            return self._sized.demand(
+                prompt_tokens=prompt,
+                output_tokens=output,
+                chunk_tokens=chunk,
+                purpose=purpose,
+                cached_tokens=cached,
+            )
+
+        beside = priced(DemandPurpose.ADMIT)
+        if not cached or not self._has_windows:
+            return beside
+        windows = np.where(self._is_window, priced(DemandPurpose.LOAD_BACK).units, beside.units)
+        return KVDemand(tuple(windows.tolist()))
 
     @staticmethod
     def _longest(fits: Callable[[int], bool], least: int, most: int) -> int | None:
@@ -347,9 +391,6 @@ class ChainPrefillBudget:
             middle = (least + most + 1) // 2
             least, most = (middle, most) if fits(middle) else (least, middle - 1)
         return least
-
-    def _fits_now(self, demands: Sequence[KVDemand]) -> bool:
-        return self._has_room(self._sum(demands))
 
     def _has_room(self, asked: IntArray) -> bool:
         """Whether so many units, in chain order, fit beside what is outstanding, all that is evictable being evicted."""

@@ -1,12 +1,13 @@
 """Prefixes that rows share: hits at admission, checkpoints and pages that go over to the tree, room that comes of it (rows K7-K9).
 
-    admit      match and lock → priced with the hit → pages into the row, checkpoint copied into the running slot
+    admit      match and lock → priced with the hit → accepted: pages into the row, checkpoint copied into the running slot
     recorded   a forward that ends on the grid: its state is copied into a tracking slot
     advance    windows retire; what was computed goes over to the tree, up to a checkpoint where the model has state
     release    what is left goes over, as far as a hit could end in it; the lock ends, the rest is freed
 
-Pages that a row has handed over stay in its counts and its price as long as it needs them: they are what its promise was for. The
-tree reports as held, and as evictable, what no row accounts for.
+Pages that a row has handed over stay in its counts and its price as long as it needs them: they are what its promise was for. So does
+the tail of each window that came with its hit, which it would have held had it computed it. The tree reports as held, and as
+evictable, what no row accounts for.
 
 Where a model has no state, a hit ends at any page, so prompts go over chunk by chunk. With `no_buffer` the state is the running slot's:
 a copy of it goes over behind each chunk that ends a page, and at the end the slot itself.
@@ -24,6 +25,7 @@ from kvtide.chain import ChainAllocator
 from kvtide.device import IntArray
 from kvtide.ledger import InvariantError
 from kvtide.sizing import CheckpointStrategy, SizedPlan
+from kvtide.storage.admission import Hits
 from kvtide.storage.evicting_takes import EvictingTakes
 from kvtide.storage.requests import RequestTable
 from kvtide.storage.row_units import RowUnits
@@ -129,13 +131,25 @@ class PrefixSharing:
         return locks
 
     def unlock(self, locks: Sequence[TreeLock]) -> None:
-        """Nothing came of it."""
-        for lock in locks:
+        """Nothing came of it: the tree is as it was."""
+        for lock in reversed(locks):
             self.tree.unlock(lock)
 
-    def cached_tokens(self, locks: Sequence[TreeLock]) -> list[int]:
-        """Tokens of each hit."""
-        return [lock.pages * self._page_tokens for lock in locks]
+    def hits(self, locks: Sequence[TreeLock]) -> Hits:
+        """What was locked, as admission counts it."""
+        tails: IntArray = np.zeros((len(self._names), len(locks)), np.int64)
+        for request, lock in enumerate(locks):
+            tails[self._window_places, request] = lock.pages - np.array(lock.begins, np.int64)
+        return Hits(
+            tokens=tuple(lock.pages * self._page_tokens for lock in locks),
+            tails=tails,
+            has_checkpoints=any(self.tree.state_slot(lock) != _NO_STATE for lock in locks),
+        )
+
+    def accept(self, locks: Sequence[TreeLock]) -> None:
+        """Admission has said yes."""
+        for lock in locks:
+            self.tree.accept(lock)
 
     def copy_checkpoints(self, locks: Sequence[TreeLock], slots: IntArray) -> None:
         """Into the running slots of requests that begin with these hits; the tree need keep none for them any longer.
@@ -157,7 +171,7 @@ class PrefixSharing:
             self._tokens[row, : len(prompt)], self._known[row] = prompt, len(prompt)
             self._branches[row] = self.tree.admitted(lock) * self._page_tokens
             self._ends[row] = lock.pages
-            self._begins[:, row] = lock.begins
+            self._recount(row)
             pages = self.tree.pages(lock)
             if len(pages):
                 row_array, count = np.array([row]), np.array([len(pages)])
@@ -373,7 +387,7 @@ class PrefixSharing:
         if self._full_place is not None:
             charged[self._full_place] = lock.pages - lock.hit_pages
         for place, begin in zip(self._window_places, lock.begins, strict=True):
-            charged[place] = lock.pages - max(begin, lock.hit_pages)
+            charged[place] = lock.pages - begin
         if lets_go:
             self._units.let_go(row, self._charged[:, row] - charged)
         self._charged[:, row] = charged
