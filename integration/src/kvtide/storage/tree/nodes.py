@@ -134,6 +134,8 @@ class Node:
 
     def units(self, window: TreeWindow, places: IntArray) -> IntArray:
         """Virtual units of a window at places in the node."""
+        if window.ratio == 1:
+            return self.pages[places]
         units: IntArray = self.pages[places // window.ratio] * window.ratio + places % window.ratio
         return units
 
