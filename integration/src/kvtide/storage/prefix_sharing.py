@@ -25,8 +25,8 @@ from kvtide.chain import ChainAllocator
 from kvtide.device import IntArray
 from kvtide.ledger import InvariantError
 from kvtide.sizing import CheckpointStrategy, SizedPlan
-from kvtide.storage.admission import Hits
 from kvtide.storage.evicting_takes import EvictingTakes
+from kvtide.storage.prices import Hits
 from kvtide.storage.requests import RequestTable
 from kvtide.storage.row_units import RowUnits
 from kvtide.storage.statistics import SharingStatistics

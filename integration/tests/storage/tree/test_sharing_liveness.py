@@ -19,8 +19,8 @@ from kvtide.ledger import InvariantError
 from kvtide.plan import ChunkLifetime, FullLifetime, KVStoragePlan, WindowLifetime
 from kvtide.sizing import CheckpointStrategy
 from kvtide.storage import AdmissionRefusal, KVStorage, PreparedStep
-from kvtide.storage.admission import Hits
 from kvtide.storage.prefix_sharing import PrefixSharing
+from kvtide.storage.prices import Hits
 from kvtide.storage.tree import Match, PrefixTree, TreeLock
 
 from .served import plan_of
