@@ -566,24 +566,30 @@ def test_a_state_never_stands_for_the_checkpoint_before_it_that_was_forgone() ->
 
 
 @pytest.mark.requirement("K5", "K8")
-def test_a_hit_that_keeps_memory_from_its_own_request_is_passed_over() -> None:
-    """Its window's tail is needed beside the request's own windows. Before the request is turned away it is asked for without."""
-    plan = plan_of(FullLifetime(), WindowLifetime(13))
+@pytest.mark.parametrize("others", [False, True], ids=["alone", "beside others"])
+@pytest.mark.parametrize("has_state", [False, True])
+def test_a_hit_is_passed_over_only_where_its_checkpoint_is_in_the_way(has_state: bool, others: bool) -> None:
+    """The tail of its window is part of its promise, so with a hit a request fits wherever it does without. A checkpoint is needed until it
+    is copied: its request is admitted without rather than turned away, and rather than waiting for others.
+    """
+    plan = plan_of(FullLifetime(), WindowLifetime(13), has_state=has_state)
     strategy = CheckpointStrategy.NO_BUFFER
-    storage = shared_storage(plan, arena_bytes(plan, strategy, overlap=False), strategy, overlap=False)
+    room = arena_bytes(plan, strategy, overlap=False)
+    storage = shared_storage(plan, room, strategy, overlap=False)
     prompt, had = list(range(19)), list[tuple[int, int | None]]()
-    for own in range(90, 93):
-        row = admitted(storage, [*prompt, own], 20)
-        while count := storage.chunk_tokens(row, CHUNK):
-            advanced(storage, recorded(storage, row, count))
-        storage.release([row])
+    row = admitted(storage, [*prompt, 90], 10)
+    for count in (8, 8, 2, 2):
+        advanced(storage, recorded(storage, row, count))
+    storage.release([row])
+    if others:
+        admitted(storage, [77], 2)
     sharing = storage._sharing
     assert sharing is not None
-    while not had or had[-1][1] is not None:
+    while True:
         known = sharing.tree.match(prompt).hit_pages * PAGE
-        rows = storage.admit([20], [20], prompts=[[*prompt, 99]])
+        rows = storage.admit([30], [4], prompts=[[*prompt, *range(40, 51)]])
         if isinstance(rows, AdmissionRefusal):
-            had.append((known, None))
+            assert rows.is_final != others
             break
         had.append((known, int(storage.requests.cached_tokens[rows[0]])))
         storage.release(rows)
@@ -592,5 +598,5 @@ def test_a_hit_that_keeps_memory_from_its_own_request_is_passed_over() -> None:
             sharing.evict_until(lambda units: units["full"] >= 1)
             storage.chain.take(pages=1)
     assert had[0] == (18, 18)
-    assert (18, 0) in had, "it was there, and was not worth it"
-    assert storage.statistics().admission.turned_away_requests == 1
+    assert had[-1][0] == 18, "it was there to the end"
+    assert ((18, 0) in had) == has_state
