@@ -600,3 +600,28 @@ def test_a_hit_is_passed_over_only_where_its_checkpoint_is_in_the_way(has_state:
     assert had[0] == (18, 18)
     assert had[-1][0] == 18, "it was there to the end"
     assert ((18, 0) in had) == has_state
+
+
+@pytest.mark.requirement("K8")
+@pytest.mark.parametrize("is_admitted", [False, True], ids=["refused", "admitted"])
+def test_a_hit_counts_as_used_if_its_request_is_admitted(is_admitted: bool) -> None:
+    """What admission is asked for again and again would else look more wanted than what is used; and what is used must look so."""
+    plan, strategy = plan_of(FullLifetime()), CheckpointStrategy.NO_BUFFER
+    storage = shared_storage(plan, arena_bytes(plan, strategy, overlap=False), strategy, overlap=False)
+    for own in (10, 50):
+        row = admitted(storage, list(range(own, own + 9)), 1)
+        for count in (8, 1):
+            advanced(storage, recorded(storage, row, count))
+        storage.release([row])
+    prompt = [*range(10, 18), 1, 1, 1]
+    held = [] if is_admitted else [admitted(storage, [number] * 20, 20) for number in (1, 2)]
+    rows = storage.admit([11], [9], prompts=[prompt])
+    assert isinstance(rows, AdmissionRefusal) != is_admitted
+    if not isinstance(rows, AdmissionRefusal):
+        held += rows.tolist()
+    storage.release(held)
+    sharing = storage._sharing
+    assert sharing is not None
+    sharing.evict_until(lambda units: units["full"] >= 4)
+    known = {own: sharing.tree.match(list(range(own, own + 8))).hit_pages for own in (10, 50)}
+    assert known == ({10: 4, 50: 0} if is_admitted else {10: 0, 50: 4})
