@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from kvtide.chain import Taken
 from kvtide.device import IntArray
 from kvtide.ledger import Access, InvariantError, NetworkTransfer
 from kvtide.plan import FullLifetime, WindowLifetime
@@ -600,3 +601,64 @@ def test_a_hit_is_passed_over_only_where_its_checkpoint_is_in_the_way(has_state:
     assert had[0] == (18, 18)
     assert had[-1][0] == 18, "it was there to the end"
     assert ((18, 0) in had) == has_state
+
+
+@pytest.mark.requirement("K8")
+@pytest.mark.parametrize("is_admitted", [False, True], ids=["refused", "admitted"])
+def test_a_hit_counts_as_used_if_its_request_is_admitted(is_admitted: bool) -> None:
+    """What admission is asked for again and again would else look more wanted than what is used; and what is used must look so."""
+    plan, strategy = plan_of(FullLifetime()), CheckpointStrategy.NO_BUFFER
+    storage = shared_storage(plan, arena_bytes(plan, strategy, overlap=False), strategy, overlap=False)
+    for own in (10, 50):
+        row = admitted(storage, list(range(own, own + 9)), 1)
+        for count in (8, 1):
+            advanced(storage, recorded(storage, row, count))
+        storage.release([row])
+    prompt = [*range(10, 18), 1, 1, 1]
+    held = [] if is_admitted else [admitted(storage, [number] * 20, 20) for number in (1, 2)]
+    rows = storage.admit([11], [9], prompts=[prompt])
+    assert isinstance(rows, AdmissionRefusal) != is_admitted
+    if not isinstance(rows, AdmissionRefusal):
+        held += rows.tolist()
+    storage.release(held)
+    sharing = storage._sharing
+    assert sharing is not None
+    sharing.evict_until(lambda units: units["full"] >= 4)
+    known = {own: sharing.tree.match(list(range(own, own + 8))).hit_pages for own in (10, 50)}
+    assert known == ({10: 4, 50: 0} if is_admitted else {10: 0, 50: 4})
+
+
+def with_a_known_prefix(page_count: int, lost: int, *, is_sent: bool) -> KVStorage:
+    """So many pages of full attention. Eight are the tree's, of tokens 0 to 15; a send may read them for ever; `lost` are nobody's."""
+    plan, strategy = plan_of(FullLifetime()), CheckpointStrategy.NO_BUFFER
+    large = shared_storage(plan, 1 << 16, strategy, overlap=False)
+    room = large.layout.prefix_bytes + page_count * plan.sub_pools[0].unit.unit_bytes
+    storage = shared_storage(plan, room, strategy, overlap=False)
+    row = admitted(storage, list(range(17)), 1)
+    for count in (8, 8, 1):
+        advanced(storage, recorded(storage, row, count))
+    if is_sent:
+        pages = storage.requests.pages[row, :8].astype(np.int64)
+        storage.chain.uses.begin(NetworkTransfer("send", Access.READ), {"full": pages})
+    storage.release([row])
+    assert isinstance(storage.chain.take(pages=lost), Taken)
+    return storage
+
+
+@pytest.mark.requirement("K5", "K8")
+@pytest.mark.parametrize("is_sent", [False, True])
+def test_of_requests_together_none_is_turned_away_for_what_another_was_given(is_sent: bool) -> None:
+    """The first fits alone: only without the second one's hit, or, where a send keeps the prefix, only with its own."""
+    known = list(range(16))
+    if is_sent:
+        storage, prompts = with_a_known_prefix(24, 2, is_sent=True), [[*known, 20], [90] * 5]
+    else:
+        storage, prompts = with_a_known_prefix(30, 3, is_sent=False), [[91] * 17, [*known, 20]]
+    outputs = [23, 2]
+    refusal = storage.admit([len(prompt) for prompt in prompts], outputs, prompts=prompts)
+    assert isinstance(refusal, AdmissionRefusal)
+    assert not refusal.is_final
+    assert not refusal.waits_for
+    assert refusal.first_that_fit == 1
+    rows = storage.admit([len(prompts[0])], outputs[:1], prompts=prompts[:1])
+    assert not isinstance(rows, AdmissionRefusal), str(rows)
