@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from kvtide.arena import SCRATCH_BYTES, CPUDevice, HostMemory
+from kvtide.chain import Taken
 from kvtide.device import IntArray, Stream, UnitGrid
 from kvtide.engine.modelled_device import ModelledTensorDevice
+from kvtide.plan import KVStoragePlan
 from kvtide.sizing import CheckpointStrategy, ChunkReads, DemandPurpose, ServingPolicy, SizingError
 from kvtide.storage import (
     AdmissionRefusal,
@@ -28,14 +30,20 @@ from kvtide.storage import (
 )
 
 from .test_storage import CHUNK_TOKENS, MODELS, ToyModel, plan_of
+from .tiny import tiny_plan, tiny_storage
 
 HYBRID = plan_of(windows=(5,), full=True, state=True, page_tokens=2)
 PLAIN, OVERLAP = ServingPolicy(), ServingPolicy(overlap=True)
 
 
-def build(budget_bytes: int = 14_000, policy: ServingPolicy = PLAIN, **more: Any) -> KVStorage:
+def build(
+    budget_bytes: int = 14_000,
+    policy: ServingPolicy = PLAIN,
+    plan: KVStoragePlan = HYBRID,
+    **more: Any,
+) -> KVStorage:
     return build_kv_storage(
-        HYBRID,
+        plan,
         budget_bytes=SCRATCH_BYTES + budget_bytes,
         max_running_requests=4,
         max_context_tokens=64,
@@ -234,6 +242,7 @@ def test_a_backup_is_whole_and_no_more() -> None:
     assert set(storage.resident_now().values()) == {0}
     (again,) = restored(storage, backup)
     assert storage.resident_now() == units
+    assert storage.statistics().chain.owed_units == 0, "the copy fills what came without zeroing"
     toy.request_of_row = {again: 1}
     next_reads(storage, toy, again, 1, 1)
 
@@ -273,6 +282,23 @@ def test_a_prompt_that_was_written_in_part_goes_on_where_it_was() -> None:
     assert storage.chunk_tokens(again, 99) == 8
     next_reads(storage, toy, again, 8, 5, 1, 1, 1)
     storage.release([again])
+    storage.verify_idle()
+
+
+@pytest.mark.requirement("K2", "K7")
+def test_chunks_of_a_row_that_shared_end_on_the_grid_when_it_no_longer_does() -> None:
+    """Its prompt is not through, and other rows' checkpoints lie where they did."""
+    policy = ServingPolicy(strategy=CheckpointStrategy.EXTRA_BUFFER, checkpoint_interval=4)
+    plan = plan_of(windows=(5,), full=True, state=False, page_tokens=2)
+    storage = build(policy=policy, plan=plan)
+    (row,) = np.asarray(storage.admit([15], [3], prompts=[list(range(15))])).tolist()
+    ran(storage, row, 4)
+    (backup,) = storage.retract_to_host([row])
+    (again,) = restored(storage, backup)
+    assert [storage.chunk_tokens(again, most) for most in (99, 7, 4, 3)] == [8, 4, 4, 0]
+    ran(storage, again, 8)
+    assert storage.chunk_tokens(again, 99) == 3, "the prompt's last"
+    ran(storage, again, 3, 1)
     storage.verify_idle()
 
 
@@ -362,6 +388,32 @@ def test_a_restore_that_is_refused_leaves_the_backup_and_everything_else_as_they
     storage.release(others)
     (again,) = restored(storage, backup)
     ran(storage, again, 8, 4, 1)
+
+
+@pytest.mark.requirement("K5")
+def test_a_prompt_goes_on_in_shorter_chunks_where_nothing_will_free_longer_ones() -> None:
+    """Beside units that a failed transfer keeps: they may never come back, and its request was promised an end."""
+    found = []
+    for kept in range(15):
+        storage = tiny_storage(tiny_plan(window=2), units=30, chunk_tokens=8, context_tokens=20)
+        row = admitted(storage, 14, 3)
+        ran(storage, row, 4)
+        (backup,) = storage.retract_to_host([row])
+        taken = storage.chain.take(pages=kept)
+        assert isinstance(taken, Taken)
+        if kept:
+            storage.chain.uses.fix("a failed transfer", {"full": taken.pages})
+            storage.chain.free_pages("window-2", taken.pages)
+            storage.chain.free_pages("full", taken.pages)
+        rows = storage.restore([backup])
+        if isinstance(rows, AdmissionRefusal):
+            assert rows.is_final
+            assert str(rows).endswith("nothing is going to free any")
+            found.append(0)
+        else:
+            found.append(int(storage.requests.chunk_limits[rows[0]]))
+    assert sorted(set(found), reverse=True) == [8, 1, 0], found
+    assert found == sorted(found, reverse=True)
 
 
 @pytest.mark.requirement("K5")
