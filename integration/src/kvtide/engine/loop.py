@@ -10,7 +10,8 @@ Each step:
 
 Admission promises every peak, so no step of an admitted request is refused. Over a storage that overcommits one may be: then the
 newest request that was promised less than its whole output is retracted and waits at the head of the queue. Its memory is kept on the
-host, and it goes on where it was. Tokens are chosen greedily. The rows of a batch are ordered by row number, which is reused: it says nothing about who came first.
+host, and it goes on where it was. One whose state an aborted launch may have changed computes what it had again. Tokens are chosen
+greedily. The rows of a batch are ordered by row number, which is reused: it says nothing about who came first.
 """
 
 from __future__ import annotations
@@ -146,16 +147,19 @@ def serve(
 
 @attrs.define(eq=False)
 class RunningRequest:
-    """An admitted request."""
+    """A request that has been admitted, until it is over."""
 
     request: Request
     """What was asked for."""
 
     row: int
-    """Its row, until it is over."""
+    """Its row, unless it is retracted."""
 
     written_tokens: int = 0
     """Tokens that its forwards have written, those in flight among them."""
+
+    recomputed: tuple[int, ...] = ()
+    """Generated before it was retracted without a backup: they come behind its prompt, as if they were a part of it."""
 
     tokens: list[int] = attrs.field(factory=list)
     """Generated, as far as the host knows."""
@@ -166,16 +170,24 @@ class RunningRequest:
     is_over: bool = False
     """Nobody waits for its tokens."""
 
+    is_retracted: bool = False
+    """It has no row."""
+
     backup: RowBackup | None = None
-    """Its memory while it is retracted: it has no row."""
+    """Its memory while it has none, where it is kept."""
 
     kept_origins: KeptOrigins | None = None
     """What the log of a run that shares prefixes says of that."""
 
     @property
+    def prompt(self) -> tuple[int, ...]:
+        """What it prefills."""
+        return self.request.prompt + self.recomputed
+
+    @property
     def is_prefilling(self) -> bool:
         """Whether some of its prompt is in no forward yet."""
-        return self.written_tokens < len(self.request.prompt)
+        return self.written_tokens < len(self.request.prompt) + len(self.recomputed)
 
     @property
     def is_complete(self) -> bool:
@@ -247,7 +259,11 @@ class SchedulerLoop:
         while self._waiting:
             request = self._waiting[0]
             had = self._retracted.get(request.request_id)
-            admitted = self._begin(request) if had is None else self._restore(had)
+            admitted = (
+                self._begin(request, had)
+                if had is None or had.backup is None
+                else self._restore(had, had.backup)
+            )
             if isinstance(admitted, AdmissionRefusal) and not admitted.is_final:
                 return
             self._waiting.popleft()
@@ -257,12 +273,15 @@ class SchedulerLoop:
             else:
                 self._running.append(admitted)
 
-    def _begin(self, request: Request) -> RunningRequest | AdmissionRefusal:
-        shares = self._storage.shares_prefixes
+    def _begin(self, request: Request, had: RunningRequest | None) -> RunningRequest | AdmissionRefusal:
+        """With nothing, or, if it has been retracted without a backup, with what it `had` generated as a part of its prompt."""
+        recomputed = () if had is None else tuple(had.tokens)
+        prompt, shares = request.prompt + recomputed, self._storage.shares_prefixes
         rows = self._storage.admit(
-            [len(request.prompt)],
-            [request.output_tokens],
-            prompts=[request.prompt] if shares else None,
+            [len(prompt)],
+            [request.output_tokens - len(recomputed)],
+            whole=had is not None,
+            prompts=[prompt] if shares else None,
             extra_keys=[request.extra_key] if shares else None,
         )
         if isinstance(rows, AdmissionRefusal):
@@ -270,14 +289,22 @@ class SchedulerLoop:
         row = int(rows[0])
         if self._origins is not None:
             self._origins.admitted(row)
-        return RunningRequest(request, row, written_tokens=int(self._storage.requests.cached_tokens[row]))
+        if had is not None:
+            had.is_over = True
+        return RunningRequest(
+            request,
+            row,
+            written_tokens=int(self._storage.requests.cached_tokens[row]),
+            recomputed=recomputed,
+            tokens=list(recomputed),
+            chosen_tokens=len(recomputed),
+        )
 
-    def _restore(self, had: RunningRequest) -> RunningRequest | AdmissionRefusal:
-        assert had.backup is not None, "it has been retracted"
-        rows = self._storage.restore([had.backup])
+    def _restore(self, had: RunningRequest, backup: RowBackup) -> RunningRequest | AdmissionRefusal:
+        rows = self._storage.restore([backup])
         if isinstance(rows, AdmissionRefusal):
             return rows
-        had.row, had.backup = int(rows[0]), None
+        had.row, had.backup, had.is_retracted = int(rows[0]), None, False
         if self._origins is not None and had.kept_origins is not None:
             self._origins.restored(had.row, had.kept_origins)
         return had
@@ -290,9 +317,7 @@ class SchedulerLoop:
     def _next_chunk(self, running: RunningRequest) -> tuple[int, ...]:
         """Token ids of its next prefill forward."""
         start = running.written_tokens
-        return running.request.prompt[
-            start : start + self._storage.chunk_tokens(running.row, self._chunk_tokens)
-        ]
+        return running.prompt[start : start + self._storage.chunk_tokens(running.row, self._chunk_tokens)]
 
     def _decode(self) -> None:
         decoding = [
@@ -326,10 +351,10 @@ class SchedulerLoop:
     def _end(self, over: Sequence[RunningRequest]) -> None:
         if not over:
             return
-        self._storage.release([one.row for one in over if one.backup is None])
+        self._storage.release([one.row for one in over if not one.is_retracted])
         for one in over:
             one.is_over = True
-            if one.backup is not None:
+            if one.is_retracted:
                 del self._retracted[one.request.request_id]
                 self._waiting = deque(request for request in self._waiting if request is not one.request)
         self._running = [one for one in self._running if not one.is_over]
@@ -350,7 +375,7 @@ class SchedulerLoop:
         try:
             logits = self._runner.run(batch, self._store.forward(ids.resolve()))
         except BaseException:
-            self._storage.abandon(step)
+            self._storage.abandon(step, may_have_run=True)
             raise
         self._storage.record_forward(step)
         self._storage.forward_processed(step)
@@ -372,10 +397,15 @@ class SchedulerLoop:
         assert not isinstance(step, Refusal), f"an admitted request was refused its step: {step}"
         return step
 
-    def _retract(self, running: RunningRequest) -> None:
-        if self._origins is not None:
-            running.kept_origins = self._origins.retracted(running.row)
-        (running.backup,) = self._storage.retract_to_host([running.row])
+    def _retract(self, running: RunningRequest, *, is_whole: bool = True) -> None:
+        """Take its row away; what it had is kept, unless its state is lost: then it is not `is_whole`."""
+        if is_whole:
+            if self._origins is not None:
+                running.kept_origins = self._origins.retracted(running.row)
+            (running.backup,) = self._storage.retract_to_host([running.row])
+        else:
+            self._storage.retract([running.row])
+        running.is_retracted = True
         self._running.remove(running)
         self._retracted[running.request.request_id] = running
         self._waiting.appendleft(running.request)

@@ -145,7 +145,7 @@ class OverlapLoop(SchedulerLoop):
             tokens_before=tuple(one.written_tokens for one in running),
         )
         chooses = all(
-            one.written_tokens + count >= len(one.request.prompt)
+            one.written_tokens + count >= len(one.prompt)
             for one, count in zip(running, batch.counts, strict=True)
         )
         step = self._prepare(batch)
@@ -165,12 +165,15 @@ class OverlapLoop(SchedulerLoop):
             read_ends = self._queue.launch(forward, step)
         except torch.OutOfMemoryError:
             # What is in flight holds activations; without them there may be room.
-            storage.abandon(step)
+            storage.abandon(step, may_have_run=forward.has_changed_rows)
             if not self._flying:
                 raise
+            if forward.has_changed_rows:
+                for one in reversed(running):
+                    self._retract(one, is_whole=False)
             return False
         except BaseException:
-            storage.abandon(step)
+            storage.abandon(step, may_have_run=True)
             raise
         origins = None if self._origins is None else self._origins.launched(step)
         storage.record_forward(step, read_ends)
@@ -198,7 +201,10 @@ class OverlapLoop(SchedulerLoop):
                 continue
             if flying.chooses:
                 one.tokens.append(tokens[place])
-            known = flying.step.starts[place] + flying.step.counts[place], len(one.tokens)
+            known = (
+                flying.step.starts[place] + flying.step.counts[place],
+                len(one.tokens) - len(one.recomputed),
+            )
             if known != (lengths[place], drawn[place]):
                 raise EngineError(
                     f"request {one.request.request_id!r} in row {one.row}: the device counts {lengths[place]} tokens and "
