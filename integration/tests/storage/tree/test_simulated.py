@@ -21,6 +21,9 @@ from kvtide.simulation import (
     Operation,
     Run,
     Scenario,
+    read_trace,
+    record_seed,
+    replay,
     run_actions,
     run_seed,
 )
@@ -37,6 +40,8 @@ ALL: Mapping[str, Operation] = {
     for operation in sorted((*OPERATIONS, *TREE_OPERATIONS), key=lambda one: one.name)
 }
 """What `kvtide stress` draws where both are installed."""
+
+OTHER_OPERATIONS = {name: one for name, one in ALL.items() if one in OPERATIONS}
 
 OTHERS = {"admit", "grow", "launch", "process", "finish", "abort", "flush", "pass time"}
 USES = {"end use", "unfix", "begin transfer"}
@@ -123,6 +128,26 @@ def test_stress_finds_the_operations_by_entry_point() -> None:
     for name, value in named.items():
         point = importlib.metadata.EntryPoint(name, value, OPERATION_GROUP)
         assert point.load() is TREE_OPERATIONS
+
+
+@pytest.mark.requirement("X3")
+def test_a_trace_of_a_shared_life_replays(tmp_path: Path) -> None:
+    """What the tree makes an allocator do is written down as calls, so whoever replays it needs no tree."""
+    path, calls = tmp_path / "seed.jsonl", set[str]()
+    for page_tokens in (None, 16):
+        with path.open("w", encoding="utf-8") as out:
+            assert record_seed(out, 2, ACTIONS, page_tokens=page_tokens, operations=ALL) > 100
+        header, lines = read_trace(path)
+        assert replay(header, lines) is None
+        calls |= {line.call for line in lines}
+    assert {"chain.rehome_window", "chain.copy_state_slots", "chain.fits_after_frees"} <= calls
+
+
+@pytest.mark.requirement("X1")
+def test_a_case_says_which_operations_it_lacks() -> None:
+    """A failure that the tree had a part in is no failure of a simulation without it."""
+    with pytest.raises(ValueError, match=r"operations \['tree: begin'\] are not installed"):
+        run_actions(serving(CheckpointStrategy.NO_BUFFER, overlap=False), [begin(2, 1)], OTHER_OPERATIONS)
 
 
 # ── by hand ──

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import attrs
@@ -34,6 +35,7 @@ class SharingSettings:
         return self.sized.policy.grid_tokens(self.sized.plan)
 
 
+@functools.lru_cache(maxsize=8)
 def settings_of(scenario: Scenario) -> SharingSettings | None:
     """The settings of a scenario; `None` for a plan that the storage does not run: windows of smaller pages, or no pages at all."""
     draw = _Digits(scenario.rank_seeds[0])
