@@ -33,6 +33,7 @@ from kvtide.storage.simulated.meanings import Meanings
 from kvtide.storage.simulated.prompts import SharingRequest
 from kvtide.storage.simulated.settings import SharingSettings
 from kvtide.storage.simulated.sharing_rank import SharingRank
+from kvtide.storage.tree.matching import walk
 from kvtide.storage.tree.nodes import NO_STATE, nodes_below
 
 T = TypeVar("T")
@@ -168,9 +169,11 @@ class Sharers:
         ]
 
     def _has_checkpoint(self, request: SharingRequest, length: int) -> bool:
-        tree, page_tokens = self.ranks[0].sharing.tree, self.settings.sized.plan.page_tokens
-        node = tree.match(request.text[:length], request.extra_key).node
-        return node.end * page_tokens == length and node.state != NO_STATE
+        """Whether the tree keeps a state there, be it that no hit ends in it since a window's tail is gone."""
+        page_tokens = self.settings.sized.plan.page_tokens
+        root = self.ranks[0].sharing.tree.match([], request.extra_key).node
+        path, pages = walk(root, request.text[:length].tobytes(), page_tokens * 8)
+        return pages * page_tokens == length and path[-1].end == pages and path[-1].state != NO_STATE
 
     # ── what the tree holds ──
 
