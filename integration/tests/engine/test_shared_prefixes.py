@@ -25,7 +25,7 @@ from kvtide.engine.workload import CHUNK_TOKENS, CONTEXT_TOKENS, RUNNING_REQUEST
 from kvtide.ledger import CheckLevel
 from kvtide.plan import plan_kv_storage
 from kvtide.sizing import CheckpointStrategy, ServingPolicy
-from kvtide.storage import CostAware, KVStorage, build_kv_storage
+from kvtide.storage import CostAware, KVStorage, LeastRecentlyUsed, build_kv_storage
 
 Alone = Callable[..., tuple[int, ...]]
 RunnerOf = Callable[[str, Hook], ModelRunner]
@@ -59,7 +59,11 @@ def conversations() -> tuple[Request, ...]:
 
 
 def run(
-    runner: ModelRunner, page_tokens: int, policy: ServingPolicy, requests: tuple[Request, ...]
+    runner: ModelRunner,
+    page_tokens: int,
+    policy: ServingPolicy,
+    requests: tuple[Request, ...],
+    eviction: type[CostAware | LeastRecentlyUsed] = LeastRecentlyUsed,
 ) -> tuple[KVStorage, ServeResult]:
     plan = plan_kv_storage(with_checkpoints(runner.layers, CHUNK_TOKENS), page_tokens=page_tokens)
 
@@ -76,7 +80,7 @@ def run(
         writes_whole_pages=True,
         policy=policy,
         check_level=CheckLevel.STRICT,
-        eviction_policy=CostAware() if page_tokens == 1 else None,
+        eviction_policy=eviction(),
     )
     if not policy.overlap:
         return storage, serve(runner, storage, requests, chunk_tokens=CHUNK_TOKENS)
@@ -87,29 +91,41 @@ def run(
 
 @pytest.mark.requirement("X5", "K8")
 @pytest.mark.parametrize(
-    ("name", "page_tokens", "hook", "strategy"),
+    ("name", "page_tokens", "hook", "strategy", "eviction"),
     [
         pytest.param(
-            name, page_tokens, hook, strategy, id=f"{name}-{page_tokens}-{hook.name.lower()}-{strategy}"
+            name,
+            page_tokens,
+            hook,
+            strategy,
+            eviction,
+            id=f"{name}-{page_tokens}-{hook.name.lower()}-{strategy}-{eviction.__name__}",
         )
-        for name, page_tokens, hook, strategies in (
-            ("llama", 16, Hook.CACHE, ("extra_buffer, overlap",)),
-            ("gpt_oss", 1, Hook.CACHE, ("no_buffer", "extra_buffer, overlap")),
-            ("gpt_oss", 16, Hook.PAGES, ("extra_buffer", "extra_buffer_lazy, overlap")),
-            ("falcon_h1", 16, Hook.CACHE, tuple(STRATEGIES)),
-            ("granitemoehybrid", 1, Hook.CACHE, ("no_buffer", "extra_buffer_lazy, overlap")),
-            ("deepseek_v3", 16, Hook.CACHE, ("no_buffer",)),
+        for name, page_tokens, hook, eviction, strategies in (
+            ("llama", 16, Hook.CACHE, LeastRecentlyUsed, ("extra_buffer, overlap",)),
+            ("gpt_oss", 1, Hook.CACHE, CostAware, ("no_buffer", "extra_buffer, overlap")),
+            ("gpt_oss", 16, Hook.PAGES, LeastRecentlyUsed, ("extra_buffer", "extra_buffer_lazy, overlap")),
+            ("falcon_h1", 16, Hook.CACHE, LeastRecentlyUsed, tuple(STRATEGIES)),
+            ("falcon_h1", 16, Hook.CACHE, CostAware, ("extra_buffer_lazy, overlap",)),
+            ("granitemoehybrid", 1, Hook.CACHE, CostAware, ("no_buffer", "extra_buffer_lazy, overlap")),
+            ("deepseek_v3", 16, Hook.CACHE, LeastRecentlyUsed, ("no_buffer",)),
         )
         for strategy in strategies
     ],
 )
 def test_what_is_served_from_shared_prefixes_equals_plain_tensors_and_generate(  # noqa: PLR0917  (parametrized)
-    runner_of: RunnerOf, tokens_alone: Alone, name: str, page_tokens: int, hook: Hook, strategy: str
+    runner_of: RunnerOf,
+    tokens_alone: Alone,
+    name: str,
+    page_tokens: int,
+    hook: Hook,
+    strategy: str,
+    eviction: type[CostAware | LeastRecentlyUsed],
 ) -> None:
     """A hit that restores one wrong byte changes a logit; one of another prompt, salt or length changes tokens."""
     requests, policy = conversations(), STRATEGIES[strategy]
     runner = runner_of(name, hook)
-    storage, result = run(runner, page_tokens, policy, requests)
+    storage, result = run(runner, page_tokens, policy, requests, eviction)
     assert len(result.tokens) == len(requests)
     sharing = storage.statistics().sharing
     assert sharing is not None

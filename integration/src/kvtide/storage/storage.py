@@ -50,6 +50,7 @@ from kvtide.storage.errors import StorageError
 from kvtide.storage.evicting_takes import EvictingTakes
 from kvtide.storage.forward_ids import IdTranslator, UnresolvedIds
 from kvtide.storage.idle_checks import verify_mirrors, verify_units
+from kvtide.storage.offering_hits import offer_with_hits
 from kvtide.storage.overcommit import Overcommit
 from kvtide.storage.prefix_cache import PrefixCache
 from kvtide.storage.prefix_sharing import PrefixSharing, SharingObserver
@@ -197,9 +198,7 @@ class KVStorage:
         self._steps.check_pages_may_change("an admission")
         tokens = checked_prompts(lengths, prompts, extra_keys)
         if self._sharing is None or tokens is None:
-            promise = self._admission.offer(
-                lengths.tolist(), outputs.tolist(), whole=whole, cached=[0] * len(lengths)
-            )
+            promise = self._admission.offer(lengths.tolist(), outputs.tolist(), whole=whole)
             if isinstance(promise, AdmissionRefusal):
                 return promise
             slots = self._take_slots(len(lengths), slots_each=1)
@@ -216,37 +215,24 @@ class KVStorage:
         *,
         whole: bool,
     ) -> IntArray | AdmissionRefusal:
-        """Rows that begin with hits; without any where those keep memory that is needed otherwise."""
+        """Rows that begin with hits; without any where those are in the way of what asks for them."""
         keys = [None] * len(tokens) if extra_keys is None else extra_keys
-        locks = sharing.lock(tokens, keys)
+        offer = offer_with_hits(self._admission, sharing, tokens, outputs.tolist(), keys, whole=whole)
+        if isinstance(offer, AdmissionRefusal):
+            return offer
         try:
-            cached = sharing.cached_tokens(locks)
-            promise = self._admission.offer(
-                lengths.tolist(), outputs.tolist(), whole=whole, cached=cached, asks_again=any(cached)
-            )
-            if isinstance(promise, AdmissionRefusal) and promise.is_final and any(cached):
-                sharing.unlock(locks)
-                locks = []
-                locks = sharing.lock([prompt[:0] for prompt in tokens], keys)
-                cached = sharing.cached_tokens(locks)
-                promise = self._admission.offer(
-                    lengths.tolist(), outputs.tolist(), whole=whole, cached=cached
-                )
-            if isinstance(promise, AdmissionRefusal):
-                sharing.unlock(locks)
-                return promise
             slots = self._take_slots(len(tokens), slots_each=self.sized.policy.rule.slots)
             try:
-                sharing.copy_checkpoints(locks, slots[:, 0])
+                sharing.copy_checkpoints(offer.locks, slots[:, 0])
             except BaseException:
                 self.chain.free_state_slots(slots.reshape(-1))
                 raise
         except BaseException:
             # Nobody would ever end these locks.
-            sharing.unlock(locks)
+            sharing.unlock(offer.locks)
             raise
-        rows = self._open(lengths, outputs, promise, np.array(cached, np.int64), slots)
-        sharing.begin(rows, locks, tokens, slots)
+        rows = self._open(lengths, outputs, offer.promise, np.array(offer.cached_tokens, np.int64), slots)
+        sharing.begin(rows, offer.locks, tokens, slots)
         return rows
 
     def _take_slots(self, row_count: int, slots_each: int) -> IntArray:

@@ -19,6 +19,7 @@ from kvtide.plan import KVStoragePlan, lay_out
 from kvtide.sizing import CheckpointStrategy, ServingPolicy, SizedPlan
 from kvtide.storage import AdmissionRefusal, KVStorage, PreparedStep, Refusal
 from kvtide.storage.tree import EvictionPolicy
+from kvtide.storage.tree.nodes import Node, nodes_below
 
 ROWS, CONTEXT, CHUNK = 4, 40, 8
 
@@ -62,6 +63,33 @@ def shared_storage(
     )
     device = CPUDevice(KVArena.allocate(layout.arena_bytes))
     return KVStorage(sized, device, check_level=CheckLevel.STRICT, eviction_policy=eviction_policy)
+
+
+def tree_of(storage: KVStorage) -> list[tuple[object, ...]]:
+    """All that the tree of a storage knows, node by node; of uses, which came before which."""
+    assert storage._sharing is not None
+    tree = storage._sharing.tree
+    nodes = list(nodes_below(tree._roots.values()))
+    order = {stamp: rank for rank, stamp in enumerate(sorted({s for node in nodes for s in node.stamps}))}
+    return sorted(
+        (
+            tree._keys[_root_of(node)] or "",
+            node.first,
+            node.raw,
+            len(node.pages),
+            [np.flatnonzero(span.bound).tolist() for span in node.spans],
+            node.state >= 0,
+            [order[stamp] for stamp in node.stamps],
+        )
+        for node in nodes
+        if not node.is_root
+    )
+
+
+def _root_of(node: Node) -> Node:
+    while node.parent is not None:
+        node = node.parent
+    return node
 
 
 class SharingWorld:
@@ -154,14 +182,17 @@ class SharingWorld:
 
     def admit(self) -> None:
         while self.waiting:
-            client = self.waiting[0]
+            client, before = self.waiting[0], tree_of(self.storage)
+            lengths = [client.prompt], [len(client.tokens) - client.prompt]
             rows = self.storage.admit(
-                [client.prompt],
-                [len(client.tokens) - client.prompt],
+                *lengths,
                 prompts=[client.tokens[: client.prompt]],
                 extra_keys=[client.salt],
             )
             if isinstance(rows, AdmissionRefusal):
+                assert tree_of(self.storage) == before, "a refusal changes nothing"
+                without = self.storage.admit(*lengths)
+                assert isinstance(without, AdmissionRefusal), "it is refused for having a hit"
                 if not rows.is_final or self.sends:
                     return
                 self.turned_away += 1
