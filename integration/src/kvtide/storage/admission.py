@@ -152,9 +152,7 @@ class ChainPrefillBudget:
         self, prompts: Sequence[int], outputs: Sequence[int], hits: Hits, *, whole: bool
     ) -> Promise | AdmissionRefusal:
         """As `offer`, for requests that would begin with `hits`; nothing is counted."""
-        promised = outputs = list(outputs)
-        if self._overcommit is not None and not whole:
-            promised = [self._overcommit.promised_output(output, 1) for output in outputs]
+        promised, outputs = self._outputs(outputs, whole=whole), list(outputs)
         sized, prices, count = self._sized, self._prices, len(prompts)
         least = sized.least_chunk_tokens
 
@@ -170,12 +168,7 @@ class ChainPrefillBudget:
             )
 
         everything = slice(count)
-        # What waits is asked for in every iteration, with the same lengths.
-        asked = (tuple(prompts), tuple(outputs))
-        if asked != self._asked_last:
-            self._alone_last = longest(lambda chunk: fits_alone(everything, chunk), least, sized.chunk_tokens)
-            self._asked_last = asked
-        alone = self._alone_last
+        alone = self._alone(prompts, outputs)
         if alone is None:
             return self._refuse_some(
                 count,
@@ -207,6 +200,43 @@ class ChainPrefillBudget:
             lambda part: fits_now(part, least),
             lambda part: f"{beside(part)}; nothing is going to free any",
         )
+
+    def may_fit_without(
+        self, prompts: Sequence[int], outputs: Sequence[int], hits: Hits, *, whole: bool
+    ) -> bool:
+        """Whether requests that were refused with these hits might be admitted without.
+
+        A request is promised no more with a hit than without, and what a hit keeps of full attention and windows is part of that. But its
+        checkpoint is needed beside the slots of its request until it is copied. What is kept for one request others do without, so of several
+        the answer is yes.
+        """
+        if not any(hits.tokens) or len(prompts) > 1:
+            return any(hits.tokens)
+        alone = self._alone(prompts, outputs)
+        if alone is None or not self._requests.free_count or not hits.checkpoints.any():
+            return False
+        chunk = alone if self._waits_for() else self._sized.least_chunk_tokens
+        demands = self._prices.demands(prompts, self._outputs(outputs, whole=whole), chunk, hits.tokens)
+        units = self._prices.total(demands) - hits.tails.sum(axis=1) - hits.checkpoints
+        return self._promises.has_room(units)
+
+    def _outputs(self, outputs: Sequence[int], *, whole: bool) -> list[int]:
+        """Output that each is promised."""
+        if self._overcommit is None or whole:
+            return list(outputs)
+        return [self._overcommit.promised_output(output, 1) for output in outputs]
+
+    def _alone(self, prompts: Sequence[int], outputs: Sequence[int]) -> int | None:
+        """The longest chunks that an empty arena allows; what waits is asked for in every iteration, with the same lengths."""
+        asked = (tuple(prompts), tuple(outputs))
+        if asked != self._asked_last:
+            self._alone_last = longest(
+                lambda chunk: self._prices.fits_alone(prompts, outputs, chunk),
+                self._sized.least_chunk_tokens,
+                self._sized.chunk_tokens,
+            )
+            self._asked_last = asked
+        return self._alone_last
 
     def _refuse_some(
         self, count: int, fits: Callable[[slice], bool], reason: Callable[[slice], str]

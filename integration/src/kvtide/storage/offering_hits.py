@@ -6,7 +6,8 @@
 
 Admission is asked behind the lock, so that it does not count as free what the hit keeps. A request that is refused with its hit is asked for
 without, whether it would have to wait or go: its wait would last until others end, computing takes as many forwards as the prompt has
-chunks. There is little between the two answers, since what a hit keeps is part of what its request is promised (`Hits`).
+chunks. There is little between the two answers, since what a hit keeps is part of what its request is promised (`Hits`); so mostly the
+first is enough to know the second.
 
 Requests that are asked for together begin with all their hits or with none.
 """
@@ -53,7 +54,9 @@ def offer_with_hits(
     try:
         hits = sharing.hits(locks)
         answer = admission.verdict(lengths, outputs, hits, whole=whole)
-        if isinstance(answer, AdmissionRefusal) and hits.may_be_in_the_way:
+        if isinstance(answer, AdmissionRefusal) and admission.may_fit_without(
+            lengths, outputs, hits, whole=whole
+        ):
             sharing.unlock(locks)
             locks = []
             locks = sharing.lock([prompt[:0] for prompt in prompts], extra_keys)

@@ -131,10 +131,14 @@ class PrefixSharing:
         tails: IntArray = np.zeros((len(self._names), len(locks)), np.int64)
         for request, lock in enumerate(locks):
             tails[self._window_places, request] = lock.pages - np.array(lock.begins, np.int64)
+        checkpoints: IntArray = np.zeros(len(self._names), np.int64)
+        if self._state_place is not None:
+            slots = {self.tree.state_slot(lock) for lock in locks} - {_NO_STATE}
+            checkpoints[self._state_place] = len(slots)
         return Hits(
             tokens=tuple(lock.pages * self._page_tokens for lock in locks),
             tails=tails,
-            has_checkpoints=any(self.tree.state_slot(lock) != _NO_STATE for lock in locks),
+            checkpoints=checkpoints,
         )
 
     def accept(self, locks: Sequence[TreeLock]) -> None:

@@ -8,6 +8,7 @@ and takes other units instead.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 import attrs
 import numpy as np
@@ -28,23 +29,16 @@ class Hits:
     tails: IntArray
     """Window units of each hit, which its request needs until it has moved on, `[bands, requests]`."""
 
-    has_checkpoints: bool
-    """Whether state slots are kept for any of them, which are nobody's need once they are copied."""
-
-    @property
-    def may_be_in_the_way(self) -> bool:
-        """Whether requests might fit without them that do not fit with them.
-
-        A request with a hit is promised no more than without, and what a hit keeps of full attention and windows is part of that. But its checkpoint
-        is needed beside the slots of its request until it is copied, and what is kept for one request others do without.
-        """
-        return any(self.tokens) and (self.has_checkpoints or len(self.tokens) > 1)
+    checkpoints: IntArray
+    """State slots that are kept for them, `[bands]`, which are nobody's need once they are copied."""
 
     @staticmethod
+    @lru_cache(maxsize=8)
     def none(band_count: int, request_count: int) -> Hits:
         """Everything is computed."""
         tails: IntArray = np.zeros((band_count, request_count), np.int64)
-        return Hits(tokens=(0,) * request_count, tails=tails, has_checkpoints=False)
+        tails.flags.writeable = False
+        return Hits(tokens=(0,) * request_count, tails=tails, checkpoints=np.zeros(band_count, np.int64))
 
 
 class Prices:
@@ -58,6 +52,8 @@ class Prices:
             [pool.window_tokens is not None or pool.chunk_tokens is not None for pool in sized.plan.sub_pools]
         )
         self._has_windows = bool(self._is_window.any())
+        # What waits is priced in every iteration, with the same lengths.
+        self._demand = lru_cache(maxsize=64, typed=True)(self._priced)
 
     def demands(
         self, prompts: Sequence[int], outputs: Sequence[int], chunk: int, cached: Sequence[int] | None = None
@@ -149,8 +145,10 @@ class Prices:
 
     # ── helpers ──
 
-    def _demand(self, prompt: int, output: int, chunk: int, cached: int) -> KVDemand:
-        def priced(purpose: DemandPurpose) -> KVDemand:
+    def _priced(self, prompt: int, output: int, chunk: int, cached: int) -> KVDemand:
+        """The peak of one request."""
+
+        def priced_for(purpose: DemandPurpose) -> KVDemand:
             return self._sized.demand(
                 prompt_tokens=prompt,
                 output_tokens=output,
@@ -159,10 +157,10 @@ class Prices:
                 cached_tokens=cached,
             )
 
-        beside = priced(DemandPurpose.ADMIT)
+        beside = priced_for(DemandPurpose.ADMIT)
         if not cached or not self._has_windows:
             return beside
-        windows = np.where(self._is_window, priced(DemandPurpose.LOAD_BACK).units, beside.units)
+        windows = np.where(self._is_window, priced_for(DemandPurpose.LOAD_BACK).units, beside.units)
         return KVDemand(tuple(windows.tolist()))
 
     def _fits_recomputed(self, written_tokens: Sequence[int]) -> bool:

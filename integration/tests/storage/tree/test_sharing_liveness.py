@@ -19,8 +19,8 @@ from kvtide.ledger import InvariantError
 from kvtide.plan import ChunkLifetime, FullLifetime, KVStoragePlan, WindowLifetime
 from kvtide.sizing import CheckpointStrategy
 from kvtide.storage import AdmissionRefusal, KVStorage, PreparedStep
+from kvtide.storage.admission import ChainPrefillBudget
 from kvtide.storage.prefix_sharing import PrefixSharing
-from kvtide.storage.prices import Hits
 from kvtide.storage.tree import Match, PrefixTree, TreeLock
 
 from .served import plan_of
@@ -260,7 +260,7 @@ def a_hit_is_priced_beside_its_request(patch: Patch) -> None:
 
 
 def a_hit_is_never_passed_over(patch: Patch) -> None:
-    patch.setattr(Hits, "may_be_in_the_way", False)
+    patch.setattr(ChainPrefillBudget, "may_fit_without", lambda *_, **__: False)
 
 
 def shared_units_are_counted_once(patch: Patch) -> None:
