@@ -40,30 +40,23 @@ from collections.abc import Hashable, Sequence
 import numpy.typing as npt
 import structlog
 
-from kvtide.arena import OFFSET_BITS, RoutedKVCache, TensorDevice
-from kvtide.chain import ChainAllocator, Taken, TakeRefusal
-from kvtide.device import IntArray, UnitGrid
-from kvtide.ledger import CheckLevel, ForwardSteps, InvariantChecks
+from kvtide.arena import OFFSET_BITS, TensorDevice
+from kvtide.chain import Taken, TakeRefusal
+from kvtide.device import IntArray
+from kvtide.ledger import CheckLevel
 from kvtide.plan import ArenaLayout, KVStoragePlan
-from kvtide.sizing import CheckpointStrategy, SizedPlan, mirror_lengths
-from kvtide.storage.admission import ChainPrefillBudget
-from kvtide.storage.admitting import Admitting
+from kvtide.sizing import SizedPlan
 from kvtide.storage.arrivals import checked_lengths, checked_prompts
-from kvtide.storage.backups import Backups, RowBackup
+from kvtide.storage.backups import RowBackup
 from kvtide.storage.errors import StorageError
-from kvtide.storage.evicting_takes import EvictingTakes
-from kvtide.storage.forward_ids import IdTranslator, UnresolvedIds
-from kvtide.storage.host_copies import HostCopies
+from kvtide.storage.forward_ids import UnresolvedIds
 from kvtide.storage.idle_checks import verify_mirrors, verify_units
-from kvtide.storage.launches import Launches
 from kvtide.storage.overcommit import Overcommit
+from kvtide.storage.parts import StorageParts
 from kvtide.storage.prefix_cache import PrefixCache
-from kvtide.storage.prefix_sharing import PrefixSharing, SharingObserver
+from kvtide.storage.prefix_sharing import SharingObserver
 from kvtide.storage.read_ends import SharedReadEnds
 from kvtide.storage.refusals import AdmissionRefusal, PromiseRefusal
-from kvtide.storage.requests import RequestTable
-from kvtide.storage.row_state import RowResets, RowState
-from kvtide.storage.row_units import RowUnits
 from kvtide.storage.statistics import StorageStatistics
 from kvtide.storage.steps import (
     PreparedStep,
@@ -72,7 +65,6 @@ from kvtide.storage.steps import (
     check_step,
     check_turn,
 )
-from kvtide.storage.supported import check_device, check_policy, check_supported
 from kvtide.storage.tree import EvictionPolicy
 from kvtide.storage.whole_numbers import whole_numbers
 
@@ -94,93 +86,33 @@ class KVStorage:
         eviction_policy: EvictionPolicy | None = None,
     ) -> None:
         """Empty, over the arena of `device`; arguments and errors as `build_kv_storage`."""
-        check_supported(sized.plan)
-        check_policy(sized.policy)
-        check_device(device)
         self.sized = sized
         self.device = device
-        self.routed_cache = RoutedKVCache(
-            device.arena, sized.layout, sized.plan.shared_layers, offset_bits=kernel_offset_bits
+        parts = StorageParts(
+            sized,
+            device,
+            check_level=check_level,
+            kernel_offset_bits=kernel_offset_bits,
+            writes_whole_pages=writes_whole_pages,
+            overcommit=overcommit,
+            eviction_policy=eviction_policy,
         )
+        self.routed_cache = parts.routed_cache
         """Layer → views, for the model's kernels."""
-        mirrors = device.create_mirrors(
-            mirror_lengths(
-                sized.layout,
-                max_running_requests=sized.max_running_requests,
-                pages_per_row=sized.pages_per_row,
-            )
-        )
-        device.prewarm([UnitGrid(band.origin_bytes, band.unit_bytes) for band in sized.layout.bands])
-        self._steps = ForwardSteps()
-        self._checks = InvariantChecks(check_level)
-        self.chain = ChainAllocator(sized.layout, device, mirrors, self._steps, checks=self._checks)
+        self.chain = parts.chain
         """For statistics and questions; takes and frees go through the verbs."""
-        self.requests = RequestTable(sized.max_running_requests, sized.pages_per_row, mirrors["rows"])
+        self.requests = parts.requests
         """For questions; rows change through the verbs."""
-        with device.on_stream(device.forward_stream):
-            self.row_state = RowState(sized.max_running_requests, device.arena.bytes.device)
+        self.row_state = parts.row_state
         """What forwards know of each row and the host learns when they are processed; only the forward stream writes it."""
-        self._row_resets = RowResets(sized.max_running_requests)
+        self._steps, self._checks = parts.chain.steps, parts.checks
+        self._row_resets, self._units, self._takes = parts.row_resets, parts.units, parts.takes
+        self._admission, self._sharing, self._admitting = parts.admission, parts.sharing, parts.admitting
+        self._launches, self._translator = parts.launches, parts.translator
+        self._backups, self._copies = parts.backups, parts.copies
         self._forwards_in_flight = 2 if sized.policy.overlap else 1
         self._flushed_units = 0
         self._grid = sized.policy.grid_tokens(sized.plan)
-        self._units = RowUnits(sized, self.requests, self.chain, writes_whole_pages=writes_whole_pages)
-        self._takes = EvictingTakes(self.chain)
-        self._admission = ChainPrefillBudget(
-            sized, self.chain, self._takes, self.requests, units=self._units, overcommit=overcommit
-        )
-        self._sharing: PrefixSharing | None = None
-        if sized.policy.strategy is not CheckpointStrategy.NONE:
-            self._sharing = PrefixSharing(
-                sized,
-                self.chain,
-                self.requests,
-                units=self._units,
-                takes=self._takes,
-                policy=eviction_policy,
-            )
-            self._takes.use(self._sharing)
-        self._copies = HostCopies(device, self.chain)
-        self._translator = IdTranslator(
-            device,
-            {band.name: band.page_tokens for band in sized.layout.bands},
-            sized.pages_per_row,
-            self.row_state,
-            self._checks,
-        )
-        self._admitting = Admitting(
-            sized,
-            self.chain,
-            self.requests,
-            units=self._units,
-            takes=self._takes,
-            admission=self._admission,
-            sharing=self._sharing,
-            row_resets=self._row_resets,
-        )
-        self._launches = Launches(
-            device,
-            self.chain,
-            self.requests,
-            units=self._units,
-            sharing=self._sharing,
-            row_resets=self._row_resets,
-            translator=self._translator,
-            copies=self._copies,
-        )
-        self._backups = Backups(
-            sized,
-            device,
-            self.chain,
-            self.requests,
-            row_state=self.row_state,
-            row_resets=self._row_resets,
-            units=self._units,
-            takes=self._takes,
-            admission=self._admission,
-            sharing=self._sharing,
-            copies=self._copies,
-        )
 
     @property
     def shares_prefixes(self) -> bool:
