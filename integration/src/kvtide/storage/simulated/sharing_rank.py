@@ -18,9 +18,9 @@ from kvtide.chain import Taken, TakeRefusal
 from kvtide.device import IntArray, Mirror
 from kvtide.plan import SubPool
 from kvtide.simulation import Rank, World
-from kvtide.sizing import DemandPurpose
 from kvtide.storage.evicting_takes import EvictingTakes
 from kvtide.storage.prefix_sharing import PrefixSharing
+from kvtide.storage.prices import Prices
 from kvtide.storage.requests import RequestTable
 from kvtide.storage.row_units import RowUnits
 from kvtide.storage.simulated.meanings import Meanings
@@ -89,7 +89,7 @@ class SharingRank:
             policy=settings.make_policy(),
         )
         self.takes.use(self.sharing)
-        self._page_tokens = sized.plan.page_tokens
+        self._prices = Prices(sized, recomputes=False)
         self._slots_each = sized.policy.rule.slots if state is not None else 0
         self._state_name = None if state is None else state.name
 
@@ -100,11 +100,17 @@ class SharingRank:
     ) -> int | None:
         """A row that begins with what the tree has of `prompt`; `None` where it has no room, for all of its life if `whole`."""
         locks = self.sharing.lock([prompt], [extra_key])
-        cached = [lock.pages * self._page_tokens for lock in locks]
-        price = self.price(len(prompt), outputs, cached[0])
-        if not self.takes.has_room(price if whole else self._slots()):
+        hits = self.sharing.hits(locks)
+        price = self.price(len(prompt), outputs, hits.tokens[0])
+        # Of its price the tails of its hit are there.
+        rest = {
+            name: units - tail
+            for (name, units), tail in zip(price.items(), hits.tails[:, 0].tolist(), strict=True)
+        }
+        if not self.takes.has_room(rest if whole else self._slots()):
             self.sharing.unlock(locks)
             return None
+        self.sharing.accept(locks)
         slots = np.full((1, 1), -1, np.int64)
         if self._slots_each:
             slots = self.takes.take_slots(self._slots_each).reshape(1, -1)
@@ -114,7 +120,7 @@ class SharingRank:
             np.array([len(prompt) + outputs - 1]),
             slots[:, 0],
             chunk_limit=self._settings.sized.chunk_tokens,
-            cached_tokens=np.array(cached),
+            cached_tokens=np.array(hits.tokens),
             has_checkpoints=self._settings.grid is not None,
         )
         self.rows.rows[rows] = world_row
@@ -198,15 +204,10 @@ class SharingRank:
     # ── questions ──
 
     def price(self, prompt_tokens: int, outputs: int, cached: int) -> dict[str, int]:
-        """Most units by band that a request holds beside its hit, as admission prices it."""
-        demand = self._settings.sized.demand(
-            prompt_tokens=prompt_tokens,
-            output_tokens=outputs,
-            purpose=DemandPurpose.ADMIT,
-            cached_tokens=cached,
-        )
-        names = [band.name for band in self._settings.sized.layout.bands]
-        return dict(zip(names, demand.units, strict=True))
+        """Most units by band that a request holds, window tails of its hit among them, as admission prices it."""
+        sized = self._settings.sized
+        (demand,) = self._prices.demands([prompt_tokens], [outputs], sized.chunk_tokens, [cached])
+        return dict(zip([band.name for band in sized.layout.bands], demand.units, strict=True))
 
     def stalls(self) -> dict[str, int]:
         """Checkpoints forgone and slots not replaced, so far."""
