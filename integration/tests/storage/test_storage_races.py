@@ -392,28 +392,18 @@ def test_rows_are_backed_up_and_restored_without_a_race_in_any_interleaving(decl
 
 @pytest.mark.requirement("V2", "H1", "H2", "K3")
 @pytest.mark.parametrize(
-    ("dropped_pair", "verb", "report"),
+    ("dropped_pair", "verb", "copy", "other"),
     [
-        (
-            ("copy", "forward"),
-            "retract_to_host",
-            r"copy to the host of .* reads .* unordered with forward \d+ writing",
-        ),
-        (
-            ("copy", "schedule"),
-            "retract_to_host",
-            r"copy to the host of .* reads .* unordered with (move|zeroing) writing",
-        ),
-        (("copy", "forward"), "restore", r"copy from the host of .* writes .* unordered with forward \d+ "),
-        (
-            ("copy", "schedule"),
-            "restore",
-            r"copy from the host of .* writes .* unordered with (move|zeroing|forward \d+) ",
-        ),
-        (("forward", "copy"), "launch_forward", r"forward \d+ .* unordered with copy from the host writing"),
+        (("copy", "forward"), "retract_to_host", "copy to the host", r"forward \d+"),
+        (("copy", "schedule"), "retract_to_host", "copy to the host", "move|zeroing"),
+        (("copy", "forward"), "restore", "copy from the host", r"forward \d+"),
+        (("copy", "schedule"), "restore", "copy from the host", r"move|zeroing|forward \d+"),
+        (("forward", "copy"), "launch_forward", "copy from the host", r"forward \d+"),
     ],
 )
-def test_each_wait_of_a_copy_is_needed(dropped_pair: tuple[str, str], verb: str, report: str) -> None:
+def test_each_wait_of_a_copy_is_needed(
+    dropped_pair: tuple[str, str], verb: str, copy: str, other: str
+) -> None:
     """The copy stream stands behind the forward and the schedule stream, and the next forward behind what fills its pages."""
 
     def run_seeds() -> None:
@@ -425,7 +415,10 @@ def test_each_wait_of_a_copy_is_needed(dropped_pair: tuple[str, str], verb: str,
 
     with pytest.raises(UnorderedAccessError) as caught:
         run_seeds()
-    assert re.search(report, str(caught.value)), caught.value
+    names = str(caught.value).split(" unordered with ")
+    assert len(names) == 2
+    for name in (copy, other):
+        assert any(re.match(name, one) for one in names), caught.value
 
 
 @pytest.mark.requirement("V2", "H1", "L5")
@@ -436,5 +429,5 @@ def test_what_a_backup_reads_is_written_by_nobody_before_it_has() -> None:
         for seed in range(12):
             Scheduler(seed, declares=True, retracts=True, broken="no record of a backup").run(70)
 
-    with pytest.raises(UnorderedAccessError, match=r"unordered with copy to the host reading"):
+    with pytest.raises(UnorderedAccessError, match="copy to the host"):
         run_seeds()
