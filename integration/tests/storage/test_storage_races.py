@@ -178,6 +178,11 @@ def copy_unrecorded(_: Function) -> Function:
     return begin
 
 
+def race(one: str, other: str) -> str:
+    """A pattern of their race, whichever is met first."""
+    return f"^(?:{one}).* unordered with (?:{other})|^(?:{other}).* unordered with (?:{one})"
+
+
 # ── the table ──
 
 UPLOAD_UNDER_METADATA = r"upload \d+ of mirror '[^']+' entries .* unordered with metadata reading"
@@ -185,12 +190,7 @@ UPLOAD_UNDER_LAYERS = r"upload \d+ of mirror 'rows' entries .* unordered with fo
 METADATA_BEFORE_UPLOAD = r"metadata of mirror '[^']+' entries .* unordered with upload \d+ writing"
 STAGING_UNDER_UPLOAD = r"staging for upload \d+ .* unordered with upload \d+ reading"
 MOVE_UNDER_FORWARD = r"(move|zeroing) of band .* unordered with forward \d+"
-BACKUP_BEFORE_FORWARD = r"copy to the host of .* reads .* unordered with forward \d+ writing"
-BACKUP_BEFORE_MOVE = r"copy to the host of .* reads .* unordered with (move|zeroing) writing"
-RESTORE_BEFORE_FORWARD = r"copy from the host of .* writes .* unordered with forward \d+ "
-RESTORE_BEFORE_MOVE = r"copy from the host of .* writes .* unordered with (move|zeroing|forward \d+) "
-FORWARD_BEFORE_RESTORE = r"forward \d+ .* unordered with copy from the host writing"
-WRITER_BEFORE_BACKUP = r"unordered with copy to the host reading"
+TO_HOST, FROM_HOST, FORWARD, MOVE = "copy to the host", "copy from the host", r"forward \d+", "move|zeroing"
 OTHERS_STATE = r"state of rows on the device"
 OTHERS_PAGE = r"forward \d+: \S+ \d+"
 
@@ -314,7 +314,7 @@ BROKEN = [
         rule="a backup is copied behind the forwards that write its row",
         plant=no_wait_for("retract_to_host", "copy", "forward"),
         error=UnorderedAccessError,
-        report=BACKUP_BEFORE_FORWARD,
+        report=race(TO_HOST, FORWARD),
         retracts=True,
     ),
     Broken(
@@ -322,7 +322,7 @@ BROKEN = [
         rule="and behind the moves that brought its units where they are read",
         plant=no_wait_for("retract_to_host", "copy", "schedule"),
         error=UnorderedAccessError,
-        report=BACKUP_BEFORE_MOVE,
+        report=race(TO_HOST, MOVE),
         retracts=True,
     ),
     Broken(
@@ -330,7 +330,7 @@ BROKEN = [
         rule="the ledger knows of the copy, so that whoever is handed its row's units waits for it",
         plant=during("retract_to_host", instead(HostCopies, "begin", copy_unrecorded)),
         error=UnorderedAccessError,
-        report=WRITER_BEFORE_BACKUP,
+        report=race(TO_HOST, f"{FORWARD}|{MOVE}"),
         retracts=True,
     ),
     Broken(
@@ -338,7 +338,7 @@ BROKEN = [
         rule="a restore fills units behind the forwards that may still read them",
         plant=no_wait_for("restore", "copy", "forward"),
         error=UnorderedAccessError,
-        report=RESTORE_BEFORE_FORWARD,
+        report=race(FROM_HOST, FORWARD),
         retracts=True,
     ),
     Broken(
@@ -346,7 +346,7 @@ BROKEN = [
         rule="and behind the moves and the zeroing of its take",
         plant=no_wait_for("restore", "copy", "schedule"),
         error=UnorderedAccessError,
-        report=RESTORE_BEFORE_MOVE,
+        report=race(FROM_HOST, f"{FORWARD}|{MOVE}"),
         retracts=True,
     ),
     Broken(
@@ -354,7 +354,7 @@ BROKEN = [
         rule="the next launch waits for what fills its rows' units",
         plant=no_wait_for("launch_forward", "forward", "copy"),
         error=UnorderedAccessError,
-        report=FORWARD_BEFORE_RESTORE,
+        report=race(FROM_HOST, FORWARD),
         retracts=True,
     ),
     Broken(
