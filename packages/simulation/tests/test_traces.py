@@ -58,6 +58,8 @@ NOT_IN_A_TRACE: dict[type, set[str]] = {
         "statistics",
         "books",
         "verify_byte_accounting",
+        "keep_snapshots",
+        "verify_snapshots",
         "capacity_decision",
         "available_size",
         "full_available_size",

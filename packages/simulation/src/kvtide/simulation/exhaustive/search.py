@@ -131,6 +131,8 @@ class Explorer:
     def _expand(self, sequence: Path) -> Iterator[tuple[Action, int]]:
         world = self._at(sequence)
         before = world.form()
+        # Its clones carry what questions are answered from: if an action changes capacity without a word, that is stale.
+        world.chain.keep_snapshots()
         for action in list(actions(world)):
             if self._words and action[0] not in self._words:
                 continue
@@ -144,6 +146,8 @@ class Explorer:
                 continue
             after = world.clone()
             self._outcomes[str(action[0]), step(after, action)] += 1
+            # Of every action: two that lead to one state may change it by different rules.
+            after.chain.verify_snapshots()
             digest = after.digest()
             if digest not in self._known:
                 self._known.add(digest)
@@ -253,6 +257,7 @@ def repeat(shape: Shape, sequence: Sequence[Action]) -> Failure | None:
     """Do a sequence again, every check after each action; what fails."""
     facts = Facts(shape)
     world, placements = SmallWorld(facts), Placements(facts.layout)
+    world.chain.keep_snapshots()
     for place, action in enumerate(sequence):
         try:
             step(world, action)

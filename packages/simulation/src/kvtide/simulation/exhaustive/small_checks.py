@@ -2,12 +2,13 @@
 
 | holds | against |
 | - | - |
-| every byte has at most one owner, every unit is counted once, no kept snapshot is stale | `verify_byte_accounting` |
+| every byte has at most one owner, every unit is counted once | `verify_byte_accounting` |
 | what is bound is what somebody holds; units lie apart, inside the arena and behind the prefix | the shadow |
 | what is fixed or under a transfer lies where it lay, and nobody else has its bytes | the shadow |
 | a forward that has retired lies behind the schedule stream | the order of accesses |
 | nothing pends behind a forward that is over | forwards in flight |
 | `units_fit` and `admits` say yes exactly where some layout holds | an exhaustive placement (`reach`) |
+| questions are answered from what the chain is now (looked at after every action) | `verify_snapshots` |
 | with everything ended and freed, nothing is left | some states, chosen by their digest |
 """
 
@@ -33,7 +34,7 @@ class Placements:
         self._known: dict[tuple[tuple[Need, ...], tuple[tuple[int, int], ...]], bool] = {}
         self.asked: set[tuple[object, ...]] = set()
         """Facts of capacity about which the allocator has answered: spans, live units, counts, what stays. Its answers are pure
-        functions of them (D4), as long as no snapshot is stale, which is looked at in every state."""
+        functions of them (D4), as long as no snapshot is stale, which is looked at after every action."""
 
     def holds(self, needs: tuple[Need, ...], blocked: tuple[tuple[int, int], ...]) -> bool:
         """Whether bands can stand so (`some_layout_holds`)."""
