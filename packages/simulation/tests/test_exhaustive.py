@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from kvtide.chain import ChainAllocator
+from kvtide.device import IntArray
 from kvtide.simulation.exhaustive import SHAPES, Action, described, exhaust, repeat
 from kvtide.simulation.exhaustive.command import command
 from kvtide.simulation.exhaustive.small_actions import actions
@@ -64,6 +65,24 @@ def test_a_planted_fault_is_found_with_a_shortest_sequence(
         assert not fails(canary.shape, shorter, canary.check), f"{shorter} is enough"
     monkeypatch.undo()
     assert repeat(SHAPES[canary.shape], found.sequence) is None
+
+
+@pytest.mark.requirement("X4", "C1")
+def test_some_states_are_emptied_to_see_what_they_lose(monkeypatch: pytest.MonkeyPatch) -> None:
+    """State slots that a free does not give back show in no answer until there are none left, but in the books of the empty chain."""
+    free = ChainAllocator.free_state_slots
+
+    def free_and_lose(chain: ChainAllocator, virtual_slots: IntArray) -> None:
+        before = chain._slots._free_count
+        free(chain, virtual_slots)
+        chain._slots._free_count = before
+
+    monkeypatch.setattr(ChainAllocator, "free_state_slots", free_and_lose)
+    found = exhaust(SHAPES["two-bands"], depth=3)
+    assert found.failure is not None
+    assert found.failure.check == "ledger_leak"
+    assert "free" not in {word for word, *_ in found.sequence}
+    assert "with nothing held the books are ((5, 2)," in found.failure.message
 
 
 def fails(shape: str, sequence: Sequence[Action], check: str) -> bool:

@@ -107,6 +107,7 @@ class Explorer:
         self._words = frozenset(words)
         self._placements = Placements(self.facts.layout)
         root = SmallWorld(self.facts)
+        self._empty = root.chain.books()
         self.root_digest = root.digest()
         """Of the state with nothing held."""
         self._known = {self.root_digest}
@@ -153,7 +154,7 @@ class Explorer:
                 self._known.add(digest)
                 check_state(after, self._placements)
                 if digest % _DRAINED == 0:
-                    check_drains(after)
+                    check_drains(after, self._empty)
                 yield action, digest
 
     def _at(self, sequence: Path) -> SmallWorld:

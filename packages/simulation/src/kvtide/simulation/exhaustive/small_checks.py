@@ -4,12 +4,13 @@
 | - | - |
 | every byte has at most one owner, every unit is counted once | `verify_byte_accounting` |
 | what is bound is what somebody holds; units lie apart, inside the arena and behind the prefix | the shadow |
+| virtual pages are minted while some band binds a part of them, and only then | the shadow |
 | what is fixed or under a transfer lies where it lay, and nobody else has its bytes | the shadow |
 | a forward that has retired lies behind the schedule stream | the order of accesses |
 | nothing pends behind a forward that is over | forwards in flight |
 | `units_fit` and `admits` say yes exactly where some layout holds | an exhaustive placement (`reach`) |
 | questions are answered from what the chain is now (looked at after every action) | `verify_snapshots` |
-| with everything ended and freed, nothing is left | some states, chosen by their digest |
+| with everything ended and freed, books are those of a new chain | some states, chosen by their digest |
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ def check_state(world: SmallWorld, placements: Placements) -> None:
     owners = _check_bindings(world)
     _check_claims(world, owners)
     statistics = world.chain.statistics()
+    _check_ids(world, statistics)
     _check_order(world, statistics)
     _check_answers(world, statistics, placements)
 
@@ -75,6 +77,15 @@ def _check_bindings(world: SmallWorld) -> dict[int, tuple[int, int]]:
                     )
                 owners[cell] = band.place, virtual
     return owners
+
+
+def _check_ids(world: SmallWorld, statistics: ChainStatistics) -> None:
+    pages = {virtual // band.ratio for band in world.facts.attention for virtual in world.held[band.place]}
+    minted = max(world.facts.layout.virtual_page_count - 1, 0) - statistics.free_page_ids
+    if minted != len(pages):
+        raise CheckFailedError(
+            "ledger_leak", f"{minted} virtual pages are not free, parts are held of {len(pages)}"
+        )
 
 
 def _check_claims(world: SmallWorld, owners: Mapping[int, tuple[int, int]]) -> None:
@@ -173,8 +184,8 @@ def _check_answers(world: SmallWorld, statistics: ChainStatistics, placements: P
                 break
 
 
-def check_drains(world: SmallWorld) -> None:
-    """Raise unless the state, once everything is ended and freed, leaves an empty arena; the state is used up."""
+def check_drains(world: SmallWorld, empty: tuple[object, ...]) -> None:
+    """Raise unless the state, once everything is ended and freed, has the books of an empty chain; the state is used up."""
     while world.flying:
         step(world, ("process",))
     for use in list(world.uses()):
@@ -200,6 +211,8 @@ def check_drains(world: SmallWorld) -> None:
                 "ledger_leak",
                 f"band {band.name!r} still spans {span} with nothing held, clear: {ledger.is_clear}",
             )
-    layout = world.facts.layout
-    if world.chain.statistics().free_page_ids != max(layout.virtual_page_count - 1, 0):
-        raise CheckFailedError("ledger_leak", "virtual pages are missing with nothing held")
+    left = world.chain.books()
+    if left != empty:
+        raise CheckFailedError(
+            "ledger_leak", f"with nothing held the books are {left}, those of a new chain {empty}"
+        )
