@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
@@ -213,8 +214,10 @@ def test_the_command_says_how_far_it_came_and_stops_in_time() -> None:
 
 
 @pytest.mark.requirement("X4")
-def test_the_command_shows_the_first_bad_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Exit status 1, in words, and as what `repeat` takes."""
+def test_the_command_shows_and_keeps_the_first_bad_sequence(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Exit status 1, in words, and as what `repeat` takes; a file of it for who looks later."""
     SMALL_CANARIES["settles wait for nothing"].plant(monkeypatch)
     shown = exhausted("two-bands", "--depth", 4)
     assert shown.exit_code == 1
@@ -224,8 +227,12 @@ def test_the_command_shows_the_first_bad_sequence(monkeypatch: pytest.MonkeyPatc
         "   1 launch a forward that writes all it may\n   2 free unit 5 of band 'full'\n   3 take a page"
         in shown.stdout
     )
-    as_json = json.loads(exhausted("two-bands", "--depth", 4, "--json").stdout)
-    sequence = [tuple(action) for action in as_json["shapes"][0]["failure"]["sequence"]]
+    folder = tmp_path / "kept"
+    as_json = json.loads(exhausted("two-bands", "--depth", 4, "--json", "--out", folder).stdout)
+    kept = json.loads((folder / "exhaust-two-bands.json").read_text(encoding="utf-8"))
+    assert kept["described"][3] == "take a page"
+    assert kept["failure"] == as_json["shapes"][0]["failure"]
+    sequence = [tuple(action) for action in kept["failure"]["sequence"]]
     failure = repeat(SHAPES["two-bands"], sequence)
     assert failure is not None
     assert failure.check == "unordered_overlap"
