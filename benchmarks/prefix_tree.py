@@ -64,6 +64,7 @@ class Grown:
     def admit(self, tokens: np.ndarray) -> TreeLock:
         """Match and lock."""
         lock = self.tree.lock(self.tree.match(tokens))
+        self.tree.accept(lock)
         self.tree.state_copied(lock)
         return lock
 
@@ -121,6 +122,7 @@ def rows(policy: EvictionPolicy) -> list[tuple[str, float, float]]:
         fresh = draw.integers(0, 200_000, PROMPT_TOKENS)
         fresh[: known_pages * PAGE] = known[: known_pages * PAGE]
         lock = tree.lock(tree.match(fresh[: NODE_PAGES * PAGE if known_pages else 0]))
+        tree.accept(lock)
         tree.state_copied(lock)
         running.append(lock)
         return lambda: grown.hand_over(lock, fresh)
@@ -130,6 +132,7 @@ def rows(policy: EvictionPolicy) -> list[tuple[str, float, float]]:
 
         def both() -> None:
             lock = tree.lock(matched)
+            tree.accept(lock)
             tree.state_copied(lock)
             tree.unlock(lock)
 

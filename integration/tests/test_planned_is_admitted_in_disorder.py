@@ -112,7 +112,7 @@ def test_admission_promises_exactly_what_the_allocator_takes(case: Case) -> None
             budget.release(np.array([row]))
             requests.close(np.array([row]))
         prompt, output = rng.choice(LENGTHS)
-        verdict = budget.offer([prompt], [output], whole=False, cached=[0])
+        verdict = budget.offer([prompt], [output], whole=False)
         if isinstance(verdict, AdmissionRefusal):
             demand = sized.demand(prompt_tokens=prompt, output_tokens=output)
             assert isinstance(filling.take(filling.shape(demand)), TakeRefusal), f"{verdict}"

@@ -24,13 +24,13 @@ from kvtide.engine.workload import (
 )
 from kvtide.ledger import CheckLevel, Hazard
 from kvtide.plan import plan_kv_storage
-from kvtide.storage import KVStorage, PreparedStep, SharedReadEnds, build_kv_storage
+from kvtide.storage import KVStorage, Overcommit, PreparedStep, SharedReadEnds, build_kv_storage
 
 
 def poison_free_bytes(storage: KVStorage) -> None:
     """Queue work on the schedule stream that fills with NaN what is nobody's: no live unit, sink, and nothing still read.
 
-    The device reports it if a running forward can touch one of those bytes after all.
+    The device reports it if a running forward, or a host copy, can touch one of those bytes after all.
     """
     device, layout = storage.device, storage.layout
     assert isinstance(device, ModelledTensorDevice)
@@ -38,11 +38,18 @@ def poison_free_bytes(storage: KVStorage) -> None:
     taken[: layout.prefix_bytes] = True
     for band in layout.bands:
         books = storage.chain._bands[band.name]
-        for units in (books.live_pages(), books.pending.pages(), books.usage.vacated_pages()):
+        copied = [pages for _, pages in books.usage._uses.pages_by_signal()]
+        for units in (
+            books.live_pages(),
+            books.pending.pages(),
+            books.usage.vacated_pages(),
+            *copied,
+        ):
             starts = band.origin_bytes + units * band.unit_bytes
             taken[(starts[:, None] + np.arange(band.unit_bytes)).flatten()] = True
-    for first, end in zip(*storage.chain._fences.extents(Hazard.FORWARD), strict=True):
-        taken[first:end] = True
+    for hazard in (Hazard.FORWARD, Hazard.COPY_READ, Hazard.COPY_WRITE):
+        for first, end in zip(*storage.chain._fences.extents(hazard), strict=True):
+            taken[first:end] = True
     edges = np.flatnonzero(np.diff(np.concatenate([[True], taken, [True]]).astype(np.int8)))
     spans = [
         device.model.arena_buffer.span(int(start), int(end))
@@ -99,6 +106,7 @@ def serve_overlapped_on_tight_arena(
     aborted_share: float = 0.0,
     device_type: Callable[..., ModelledTensorDevice] = ModelledTensorDevice,
     raise_races: bool = True,
+    overcommit: Overcommit | None = None,
 ) -> Overlapped:
     """Serve with the interleaving of `seed`, every free byte a NaN after each step."""
     plan = plan_kv_storage(runner.layers, page_tokens=page_tokens)
@@ -112,6 +120,7 @@ def serve_overlapped_on_tight_arena(
         writes_whole_pages=True,
         policy=OVERLAP,
         check_level=CheckLevel.STRICT,
+        overcommit=overcommit,
     )
     device = storage.device
     assert isinstance(device, ModelledTensorDevice)

@@ -215,14 +215,30 @@ def test_a_model_without_room_beside_nothing_ends_the_run() -> None:
     storage.verify_idle()
 
 
+@pytest.mark.requirement("K1", "K2", "K5")
+@pytest.mark.parametrize("none_at", [(3,), (4, 6), (3, 7, 9)])
+def test_requests_whose_states_an_aborted_forward_has_stored_begin_anew(none_at: tuple[int, ...]) -> None:
+    """Run again, it would begin with the states of its own end. So its rows are retracted, and compute again what they had."""
+    storage = storage_of()
+    requests = [request("a", 4, 9), request("bb", 11, 6)]
+    result = run(storage, requests, model=Room(none_at, is_at_the_end=True))
+    assert result.tokens == {one.request_id: tokens_of(one) for one in requests}
+    statistics = storage.statistics()
+    assert statistics.aborted_launches == len(none_at)
+    assert statistics.admission.retracted_requests >= len(none_at)
+    assert statistics.backups.backed_up_requests == 0, "what would be kept is spoilt"
+    storage.verify_idle()
+
+
 @pytest.mark.requirement("K1", "K2")
-def test_a_forward_that_has_stored_states_is_not_run_again() -> None:
-    """It would begin with the states of its own end. So the error is the run's, and no wrong token is anybody's."""
+def test_states_that_were_stored_beside_nothing_end_the_run() -> None:
+    """There will be no more room at another try; and the rows that are left know that their states are lost."""
     storage = storage_of()
     with pytest.raises(torch.OutOfMemoryError, match="no room"):
-        run(storage, [request("a", 4, 9)], model=Room((3,), is_at_the_end=True))
-    assert storage.statistics().aborted_launches == 0
-    storage.release(storage.requests.live_rows())
+        run(storage, [request("a", 4, 9)], model=Room(range(100), is_at_the_end=True))
+    rows = storage.requests.live_rows()
+    assert storage.requests.state_is_lost[rows].all()
+    storage.release(rows)
     storage.verify_idle()
 
 

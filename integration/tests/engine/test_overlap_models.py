@@ -17,6 +17,7 @@ from kvtide.engine.check import expected_tokens, first_token_difference, replay_
 from kvtide.engine.loop import Request
 from kvtide.engine.models import MODELS
 from kvtide.engine.runner import Hook, ModelRunner
+from kvtide.storage import Overcommit
 
 from .overlapped import Overlapped, serve_overlapped_on_tight_arena
 
@@ -103,3 +104,52 @@ def test_overlapped_output_equals_plain_tensors_and_generate(
         for request in requests
         for stop in request.stops
     )
+
+
+RESTORED = [
+    pytest.param(name, hook, seed, id=f"{name}-{hook.name.lower()}-{seed}")
+    for place, (name, hook) in enumerate(
+        (
+            ("gemma3", Hook.CACHE),
+            ("llama", Hook.PAGES),
+            ("falcon_h1", Hook.CACHE),
+            ("qwen3_next", Hook.PAGES),
+            ("llama4", Hook.PAGES),
+        )
+    )
+    for seed in range(place, place + SEEDS)
+]
+"""One of each kind of chain: with windows, full attention alone, a state in every layer, a state in most, attention chunks."""
+
+
+@pytest.mark.requirement("X5", "K2", "K5", "H1", "H2")
+@pytest.mark.parametrize(("name", "hook", "seed"), RESTORED)
+def test_what_is_retracted_and_restored_equals_plain_tensors_and_generate(
+    *,
+    runner_of: RunnerOf,
+    requests_of: RequestsOf,
+    tokens_alone: TokensAlone,
+    name: str,
+    hook: Hook,
+    seed: int,
+) -> None:
+    """Under overcommit, with NaN in every free byte: the replay, which knows of no retraction, goes on in the same tensors."""
+    alone = {request.request_id: tokens_alone(name, request) for request in requests_of(name)}
+    requests = tuple(attrs.evolve(request, arrival_step=0) for request in requests_of(name))
+    run = serve_overlapped_on_tight_arena(
+        runner_of(name, hook),
+        requests,
+        page_tokens=(1, 4, 16)[seed % 3],
+        seed=seed,
+        declares_read_end=seed % 2 == 0,
+        overcommit=Overcommit(0.05),
+    )
+    check(run, alone)
+    backups = run.storage.statistics().backups
+    assert 0 < backups.restored_requests <= backups.backed_up_requests
+    computed = sum(sum(forward.batch.counts) for forward in run.result.forwards)
+    needed = sum(
+        len(request.prompt) + len({**run.result.tokens, **run.result.cancelled}[request.request_id])
+        for request in requests
+    )
+    assert computed <= needed + len(requests), "something was computed twice"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections import Counter
 
 import attrs
 import pytest
@@ -32,11 +33,21 @@ def check(result: ServeResult, requests: list[Request]) -> None:
     assert len(result.tokens) + len(result.cancelled) == len(requests)
 
 
-@pytest.mark.requirement("K5", "K2")
-@pytest.mark.parametrize("seed", range(4))
+def computed_tokens(result: ServeResult) -> Counter[str]:
+    """Tokens that forwards have computed, by request."""
+    counts: Counter[str] = Counter()
+    for forward in result.forwards:
+        counts.update(dict(zip(forward.batch.request_ids, forward.batch.counts, strict=True)))
+    return counts
+
+
+@pytest.mark.requirement("K5", "K2", "H1", "H2", "X5")
+@pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("overlaps", [False, True])
-def test_retracted_requests_get_their_tokens(overlaps: bool, seed: int) -> None:
-    """Its memory is gone, its row may be another's while its last forward runs; what it had is recomputed, and goes on from there."""
+def test_retracted_requests_get_their_tokens_and_nothing_is_computed_twice(overlaps: bool, seed: int) -> None:
+    """Its row, and its pages, may be others' while its last forward runs and its memory is copied to the host; what that forward chooses
+    is its token all the same. It comes back and goes on.
+    """
     numbers = random.Random(seed)
     requests = [
         request(
@@ -53,7 +64,32 @@ def test_retracted_requests_get_their_tokens(overlaps: bool, seed: int) -> None:
     result = run(storage, requests) if overlaps else run_plain(storage, requests)
     check(result, requests)
     storage.verify_idle()
-    assert 0 < storage.statistics().admission.retracted_requests <= len(requests)
+    statistics = storage.statistics()
+    assert 0 < statistics.admission.retracted_requests <= len(requests)
+    assert 0 < statistics.backups.restored_requests <= statistics.backups.backed_up_requests
+    computed = computed_tokens(result)
+    for one in requests:
+        if one.request_id in result.tokens:
+            assert computed[one.request_id] == len(one.prompt) + one.output_tokens - 1
+
+
+@pytest.mark.requirement("K5", "K2")
+def test_a_request_that_ends_with_the_forward_under_which_it_was_retracted_needs_no_memory_again() -> None:
+    """Its last token comes while it waits on the host: it is over, whoever waits in front of it."""
+    ended = 0
+    for seed in (*range(20, 26), *range(6)):
+        numbers = random.Random(seed)
+        requests = [request("r" * place, 3, 24) for place in range(1, 7)]
+        requests = [
+            attrs.evolve(one, stops=(tokens_of(one)[at : at + 1],))
+            for one, at in zip(requests, (numbers.randint(2, 14) for _ in requests), strict=True)
+        ]
+        storage = storage_of(3_400, seed=seed, rows=6, overcommit=A_FIFTH)
+        check(run(storage, requests), requests)
+        storage.verify_idle()
+        backups = storage.statistics().backups
+        ended += backups.backed_up_requests - backups.restored_requests
+    assert ended > 0
 
 
 @pytest.mark.requirement("K5")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import attrs
 import numpy as np
 import pytest
 
@@ -25,7 +26,7 @@ from kvtide.engine.workload import CHUNK_TOKENS, CONTEXT_TOKENS, RUNNING_REQUEST
 from kvtide.ledger import CheckLevel
 from kvtide.plan import plan_kv_storage
 from kvtide.sizing import CheckpointStrategy, ServingPolicy
-from kvtide.storage import CostAware, KVStorage, build_kv_storage
+from kvtide.storage import CostAware, KVStorage, LeastRecentlyUsed, Overcommit, build_kv_storage
 
 Alone = Callable[..., tuple[int, ...]]
 RunnerOf = Callable[[str, Hook], ModelRunner]
@@ -59,7 +60,13 @@ def conversations() -> tuple[Request, ...]:
 
 
 def run(
-    runner: ModelRunner, page_tokens: int, policy: ServingPolicy, requests: tuple[Request, ...]
+    runner: ModelRunner,
+    page_tokens: int,
+    policy: ServingPolicy,
+    requests: tuple[Request, ...],
+    *,
+    eviction: type[CostAware | LeastRecentlyUsed] = LeastRecentlyUsed,
+    overcommit: Overcommit | None = None,
 ) -> tuple[KVStorage, ServeResult]:
     plan = plan_kv_storage(with_checkpoints(runner.layers, CHUNK_TOKENS), page_tokens=page_tokens)
 
@@ -76,7 +83,8 @@ def run(
         writes_whole_pages=True,
         policy=policy,
         check_level=CheckLevel.STRICT,
-        eviction_policy=CostAware() if page_tokens == 1 else None,
+        eviction_policy=eviction(),
+        overcommit=overcommit,
     )
     if not policy.overlap:
         return storage, serve(runner, storage, requests, chunk_tokens=CHUNK_TOKENS)
@@ -87,29 +95,41 @@ def run(
 
 @pytest.mark.requirement("X5", "K8")
 @pytest.mark.parametrize(
-    ("name", "page_tokens", "hook", "strategy"),
+    ("name", "page_tokens", "hook", "strategy", "eviction"),
     [
         pytest.param(
-            name, page_tokens, hook, strategy, id=f"{name}-{page_tokens}-{hook.name.lower()}-{strategy}"
+            name,
+            page_tokens,
+            hook,
+            strategy,
+            eviction,
+            id=f"{name}-{page_tokens}-{hook.name.lower()}-{strategy}-{eviction.__name__}",
         )
-        for name, page_tokens, hook, strategies in (
-            ("llama", 16, Hook.CACHE, ("extra_buffer, overlap",)),
-            ("gpt_oss", 1, Hook.CACHE, ("no_buffer", "extra_buffer, overlap")),
-            ("gpt_oss", 16, Hook.PAGES, ("extra_buffer", "extra_buffer_lazy, overlap")),
-            ("falcon_h1", 16, Hook.CACHE, tuple(STRATEGIES)),
-            ("granitemoehybrid", 1, Hook.CACHE, ("no_buffer", "extra_buffer_lazy, overlap")),
-            ("deepseek_v3", 16, Hook.CACHE, ("no_buffer",)),
+        for name, page_tokens, hook, eviction, strategies in (
+            ("llama", 16, Hook.CACHE, LeastRecentlyUsed, ("extra_buffer, overlap",)),
+            ("gpt_oss", 1, Hook.CACHE, CostAware, ("no_buffer", "extra_buffer, overlap")),
+            ("gpt_oss", 16, Hook.PAGES, LeastRecentlyUsed, ("extra_buffer", "extra_buffer_lazy, overlap")),
+            ("falcon_h1", 16, Hook.CACHE, LeastRecentlyUsed, tuple(STRATEGIES)),
+            ("falcon_h1", 16, Hook.CACHE, CostAware, ("extra_buffer_lazy, overlap",)),
+            ("granitemoehybrid", 1, Hook.CACHE, CostAware, ("no_buffer", "extra_buffer_lazy, overlap")),
+            ("deepseek_v3", 16, Hook.CACHE, LeastRecentlyUsed, ("no_buffer",)),
         )
         for strategy in strategies
     ],
 )
 def test_what_is_served_from_shared_prefixes_equals_plain_tensors_and_generate(  # noqa: PLR0917  (parametrized)
-    runner_of: RunnerOf, tokens_alone: Alone, name: str, page_tokens: int, hook: Hook, strategy: str
+    runner_of: RunnerOf,
+    tokens_alone: Alone,
+    name: str,
+    page_tokens: int,
+    hook: Hook,
+    strategy: str,
+    eviction: type[CostAware | LeastRecentlyUsed],
 ) -> None:
     """A hit that restores one wrong byte changes a logit; one of another prompt, salt or length changes tokens."""
     requests, policy = conversations(), STRATEGIES[strategy]
     runner = runner_of(name, hook)
-    storage, result = run(runner, page_tokens, policy, requests)
+    storage, result = run(runner, page_tokens, policy, requests, eviction=eviction)
     assert len(result.tokens) == len(requests)
     sharing = storage.statistics().sharing
     assert sharing is not None
@@ -121,6 +141,37 @@ def test_what_is_served_from_shared_prefixes_equals_plain_tensors_and_generate( 
     assert sharing.hit_tokens > 0
     assert sum(sharing.evicted_units.values()) > 0
     assert not any(sharing.stalled_checkpoints.values())
+
+
+@pytest.mark.requirement("X5", "K2", "K5", "K8", "H1", "H2")
+@pytest.mark.parametrize(
+    ("name", "page_tokens", "hook", "strategy"),
+    [
+        ("gpt_oss", 16, Hook.PAGES, "extra_buffer_lazy, overlap"),
+        ("gpt_oss", 1, Hook.CACHE, "no_buffer"),
+        ("falcon_h1", 16, Hook.CACHE, "extra_buffer, overlap"),
+        ("granitemoehybrid", 1, Hook.CACHE, "no_buffer"),
+    ],
+)
+def test_rows_that_share_are_restored_with_what_they_shared(  # noqa: PLR0917  (parametrized)
+    runner_of: RunnerOf, tokens_alone: Alone, name: str, page_tokens: int, hook: Hook, strategy: str
+) -> None:
+    """Pages of the tree, hits among them, are copied with the row's own; it comes back without the tree, which may have let go of them."""
+    requests = tuple(
+        attrs.evolve(request, arrival_step=place, output_tokens=30)
+        for place, request in enumerate(conversations())
+    )
+    policy, runner = STRATEGIES[strategy], runner_of(name, hook)
+    storage, result = run(runner, page_tokens, policy, requests, overcommit=Overcommit(0.05))
+    assert replay_on_plain_tensors(runner, result.forwards, page_tokens=page_tokens) is None
+    for request in requests:
+        alone = expected_tokens(request, tokens_alone(name, request))
+        assert first_token_difference(request.request_id, result.tokens[request.request_id], alone) is None
+    storage.verify_idle()
+    statistics = storage.statistics()
+    assert statistics.backups.restored_requests > 0
+    assert statistics.sharing is not None
+    assert statistics.sharing.hit_tokens > 0
 
 
 @pytest.mark.requirement("X5")

@@ -1,8 +1,9 @@
 """The overlap loop over `KVStorage` as it ships, on the modelled device, with batches and timing that a seed draws.
 
 A row's next forward is launched while its last one runs; launches are given up before or behind their metadata phase; rows end, are
-handed on, and pages move. Every page and state slot of a request holds the request's number, and a row's state on the device counts its
-tokens, so a wrong byte says so; an access that nothing orders is a race, whatever it found.
+handed on, and pages move; where rows are retracted, they are restored later. Every page and state slot of a request holds the request's
+number, and a row's state on the device counts its tokens and names the last, so a wrong byte says so; an access that nothing orders is
+a race, whatever it found.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from kvtide.storage import (
     ForwardIds,
     KVStorage,
     PreparedStep,
+    RowBackup,
     SharedReadEnds,
     UnresolvedIds,
     build_kv_storage,
@@ -56,13 +58,19 @@ def plan() -> KVStoragePlan:
     )
 
 
+def chosen_token(number: int, length: int) -> int:
+    """What a forward leaves that brings request `number` to `length` tokens; 0 before the first."""
+    return 1_000 * number + length if length else 0
+
+
 class Scheduler:
     """One storage and its scheduler; a forward has two backends, and the second may look its rows up as late as in its layers."""
 
-    def __init__(self, seed: int, *, declaring: int = 2) -> None:
-        """`declaring` of the two backends declare their read ends."""
+    def __init__(self, seed: int, *, declaring: int = 2, retracts: bool = False) -> None:
+        """`declaring` of the two backends declare their read ends; `retracts` rows to host memory, and restores them."""
         self.random = random.Random(seed)
         self.declaring = declaring
+        self.retracts = retracts
         self.storage: KVStorage = build_kv_storage(
             plan(),
             budget_bytes=SCRATCH_BYTES + 4_200,
@@ -81,10 +89,14 @@ class Scheduler:
         self.flying: list[tuple[PreparedStep, Event]] = []
         self.served = 0
         self.reused_under_a_forward = 0
+        self.set_aside: list[tuple[int, RowBackup]] = []
+        self.restored = self.retracted_under_a_forward = self.restored_under_its_backup = 0
 
     def run(self, iterations: int) -> None:
         """Launch, then process the forward before: the overlap loop. Ends with nothing in flight and nothing held."""
         for _ in range(iterations):
+            if self.retracts:
+                self._retract_or_restore()
             self._admit()
             launched = self._launch()
             while len(self.flying) > launched:
@@ -107,6 +119,25 @@ class Scheduler:
                 self.served += 1
                 self.numbers[row] = self.served % 250 + 1
                 self.reused_under_a_forward += any(row in step.rows for step, _ in self.flying)
+
+    def _retract_or_restore(self) -> None:
+        in_flight = self.storage.statistics().backups.copies_in_flight
+        if self.numbers and len(self.set_aside) < 4 and self.random.random() < 0.4:
+            row = self.random.choice(list(self.numbers))
+            self.retracted_under_a_forward += any(row in step.rows for step, _ in self.flying)
+            with self.device.model.no_host_waits("retract_to_host"):
+                (backup,) = self.storage.retract_to_host([row])
+            self.set_aside.append((self.numbers.pop(row), backup))
+        elif self.set_aside and self.random.random() < 0.6:
+            place = self.random.randrange(len(self.set_aside))
+            number, backup = self.set_aside[place]
+            with self.device.model.no_host_waits("restore"):
+                rows = self.storage.restore([backup])
+            if isinstance(rows, np.ndarray):
+                self.restored += 1
+                self.restored_under_its_backup += in_flight > 0
+                del self.set_aside[place]
+                self.numbers[int(rows[0])] = number
 
     def _launch(self) -> bool:
         """A forward over some rows that have tokens left; whether there was one, and it was not aborted."""
@@ -162,11 +193,17 @@ class Scheduler:
     ) -> list[ForwardIds]:
         """The forward's metadata phase, queued: the ids come in a list that is empty until it has run."""
         found: list[ForwardIds] = []
+        starts = step.starts.tolist()
+        last = [
+            chosen_token(self.numbers[row], start)
+            for row, start in zip(step.rows.tolist(), starts, strict=True)
+        ]
 
         def resolve(_: RunningWork) -> None:
             found.append(unresolved.resolve())
-            lengths = self.storage.row_state.lengths[step.rows].tolist()
-            assert lengths == step.starts.tolist(), "state of rows on the device"
+            state = self.storage.row_state
+            assert state.lengths[step.rows].tolist() == starts, "state of rows on the device"
+            assert state.last_tokens[step.rows].tolist() == last, "state of rows on the device"
 
         self.device.model.submit(
             self.device.forward_stream,
@@ -220,7 +257,11 @@ class Scheduler:
         for band, pages in held.items():
             for page, number in pages:
                 assert (work.read(self._span(band, page)) == number).all(), f"{name}: {band} {page}"
-        self.storage.row_state.lengths[ids.rows] += torch.from_numpy(step.counts)
+        state, ends = self.storage.row_state, (step.starts + step.counts).tolist()
+        state.lengths[ids.rows] += torch.from_numpy(step.counts)
+        state.last_tokens[ids.rows] = torch.tensor(
+            [chosen_token(number, end) for number, end in zip(numbers, ends, strict=True)]
+        )
 
     def _process(self) -> None:
         step, end = self.flying.pop(0)

@@ -20,6 +20,7 @@ from kvtide.storage import (
     Overcommit,
     PreparedStep,
     PromiseRefusal,
+    RowBackup,
     StorageError,
     build_kv_storage,
 )
@@ -40,21 +41,28 @@ class Job:
     generated: int = 0
     row: int | None = None
     retracted: int = 0
+    backup: RowBackup | None = None
 
 
 class Scheduler:
     """Serves jobs over a storage that overcommits: who is refused a share makes the newest overcommitted rows leave."""
 
-    def __init__(self, storage: KVStorage, jobs: list[Job]) -> None:
+    def __init__(self, storage: KVStorage, jobs: list[Job], *, restores: bool = False) -> None:
         self.storage = storage
+        self.restores = restores
+        """Whether who leaves comes back with its memory, and not to compute it again."""
         self.waiting = list(jobs)
         self.running: list[Job] = []
 
     def admit(self) -> None:
         while self.waiting:
             job = self.waiting[0]
-            rows = self.storage.admit(
-                [job.prompt + job.generated], [job.output - job.generated], whole=job.retracted > 0
+            rows = (
+                self.storage.restore([job.backup])
+                if job.backup is not None
+                else self.storage.admit(
+                    [job.prompt + job.generated], [job.output - job.generated], whole=job.retracted > 0
+                )
             )
             if isinstance(rows, AdmissionRefusal):
                 assert not rows.is_final, f"it was served at its arrival: {rows}"
@@ -88,7 +96,10 @@ class Scheduler:
 
     def retract(self, row: int) -> None:
         job = next(job for job in self.running if job.row == row)
-        self.storage.retract([row])
+        if self.restores:
+            (job.backup,) = self.storage.retract_to_host([row])
+        else:
+            self.storage.retract([row])
         job.row = None
         job.retracted += 1
         self.running.remove(job)
@@ -100,7 +111,7 @@ class Scheduler:
 @given(data=st.data())
 def test_every_request_finishes_and_none_is_retracted_twice(data: st.DataObject) -> None:
     """A retraction storm, each newcomer pushing out the last, computes for ever and serves nobody. Here a retracted request comes
-    back with its whole output promised, so there are no more retractions than requests.
+    back with its whole output promised, so there are no more retractions than requests: to compute again, or as it was.
     """
     plan = plan_of(**data.draw(st.sampled_from(MODELS)), page_tokens=data.draw(st.sampled_from([1, 4])))
     policy = ServingPolicy(
@@ -125,7 +136,7 @@ def test_every_request_finishes_and_none_is_retracted_twice(data: st.DataObject)
         if output:
             assert storage.arrival_refusal(prompt, output) is None
             jobs.append(Job(prompt, output, ends_at=data.draw(st.integers(1, output))))
-    scheduler = Scheduler(storage, jobs)
+    scheduler = Scheduler(storage, jobs, restores=data.draw(st.booleans()))
     for _ in range(8 * 60 * 4):
         scheduler.admit()
         if not scheduler.running:

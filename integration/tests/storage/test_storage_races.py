@@ -17,6 +17,7 @@ from kvtide.device import Event, Stream, UnorderedAccessError
 from kvtide.engine.modelled_device import ModelledTensorDevice
 from kvtide.ledger import ForwardSteps
 from kvtide.storage import KVStorage, RowState, SharedReadEnds
+from kvtide.storage.host_copies import HostCopies
 from kvtide.storage.row_state import RowBeginnings, RowResets
 from kvtide.storage.row_units import RowUnits
 
@@ -47,6 +48,9 @@ class Broken:
 
     declaring: int = len(BACKENDS)
     """Of the backends, how many declare their read ends."""
+
+    retracts: bool = False
+    """Whether rows go to host memory and come back."""
 
 
 # ── ways to break ──
@@ -80,6 +84,19 @@ def during(verb: str, *plants: Plant) -> Plant:
 def no_wait(verb: str) -> Plant:
     """The verb queues no wait."""
     return during(verb, without(ModelledTensorDevice, "wait_event"))
+
+
+def no_wait_for(verb: str, waiting: str, awaited: str) -> Plant:
+    """While the verb runs, the one stream does not wait for the other."""
+
+    def make(wait_event: Function) -> Function:
+        def wait(device: ModelledTensorDevice, stream: Stream, event: Event) -> None:
+            if (stream.name, event.stream.name) != (waiting, awaited):
+                wait_event(device, stream, event)
+
+        return wait
+
+    return during(verb, instead(ModelledTensorDevice, "wait_event", make))
 
 
 def read_end(end: Callable[[SharedReadEnds], Event | None]) -> Plant:
@@ -152,6 +169,15 @@ def take_and_keep(_: Function) -> Function:
     return lambda resets: RowBeginnings(np.flatnonzero(resets._marked), {})
 
 
+def copy_unrecorded(_: Function) -> Function:
+    """The copy is queued, and nobody else is told."""
+
+    def begin(copies: HostCopies, *_: object) -> Event:
+        return copies._device.record_event(copies._device.copy_stream)
+
+    return begin
+
+
 # ── the table ──
 
 UPLOAD_UNDER_METADATA = r"upload \d+ of mirror '[^']+' entries .* unordered with metadata reading"
@@ -159,6 +185,12 @@ UPLOAD_UNDER_LAYERS = r"upload \d+ of mirror 'rows' entries .* unordered with fo
 METADATA_BEFORE_UPLOAD = r"metadata of mirror '[^']+' entries .* unordered with upload \d+ writing"
 STAGING_UNDER_UPLOAD = r"staging for upload \d+ .* unordered with upload \d+ reading"
 MOVE_UNDER_FORWARD = r"(move|zeroing) of band .* unordered with forward \d+"
+BACKUP_BEFORE_FORWARD = r"copy to the host of .* reads .* unordered with forward \d+ writing"
+BACKUP_BEFORE_MOVE = r"copy to the host of .* reads .* unordered with (move|zeroing) writing"
+RESTORE_BEFORE_FORWARD = r"copy from the host of .* writes .* unordered with forward \d+ "
+RESTORE_BEFORE_MOVE = r"copy from the host of .* writes .* unordered with (move|zeroing|forward \d+) "
+FORWARD_BEFORE_RESTORE = r"forward \d+ .* unordered with copy from the host writing"
+WRITER_BEFORE_BACKUP = r"unordered with copy to the host reading"
 OTHERS_STATE = r"state of rows on the device"
 OTHERS_PAGE = r"forward \d+: \S+ \d+"
 
@@ -277,22 +309,78 @@ BROKEN = [
         error=AssertionError,
         report=OTHERS_STATE,
     ),
+    Broken(
+        id="backup.behind_forwards",
+        rule="a backup is copied behind the forwards that write its row",
+        plant=no_wait_for("retract_to_host", "copy", "forward"),
+        error=UnorderedAccessError,
+        report=BACKUP_BEFORE_FORWARD,
+        retracts=True,
+    ),
+    Broken(
+        id="backup.behind_moves",
+        rule="and behind the moves that brought its units where they are read",
+        plant=no_wait_for("retract_to_host", "copy", "schedule"),
+        error=UnorderedAccessError,
+        report=BACKUP_BEFORE_MOVE,
+        retracts=True,
+    ),
+    Broken(
+        id="backup.recorded",
+        rule="the ledger knows of the copy, so that whoever is handed its row's units waits for it",
+        plant=during("retract_to_host", instead(HostCopies, "begin", copy_unrecorded)),
+        error=UnorderedAccessError,
+        report=WRITER_BEFORE_BACKUP,
+        retracts=True,
+    ),
+    Broken(
+        id="restore.behind_forwards",
+        rule="a restore fills units behind the forwards that may still read them",
+        plant=no_wait_for("restore", "copy", "forward"),
+        error=UnorderedAccessError,
+        report=RESTORE_BEFORE_FORWARD,
+        retracts=True,
+    ),
+    Broken(
+        id="restore.behind_moves",
+        rule="and behind the moves and the zeroing of its take",
+        plant=no_wait_for("restore", "copy", "schedule"),
+        error=UnorderedAccessError,
+        report=RESTORE_BEFORE_MOVE,
+        retracts=True,
+    ),
+    Broken(
+        id="restore.before_forwards",
+        rule="the next launch waits for what fills its rows' units",
+        plant=no_wait_for("launch_forward", "forward", "copy"),
+        error=UnorderedAccessError,
+        report=FORWARD_BEFORE_RESTORE,
+        retracts=True,
+    ),
+    Broken(
+        id="restore.not_reset",
+        rule="the next forward brings a restored row's state back",
+        plant=without(RowState, "restore"),
+        error=AssertionError,
+        report=OTHERS_STATE,
+        retracts=True,
+    ),
 ]
 
 
-def run_seeds(declaring: int) -> None:
+def run_seeds(broken: Broken) -> None:
     """One world after another, each to its end."""
     for seed in range(SEEDS):
-        Scheduler(seed, declaring=declaring).run(ITERATIONS)
+        Scheduler(seed, declaring=broken.declaring, retracts=broken.retracts).run(ITERATIONS)
 
 
-@pytest.mark.requirement("X2", "V2", "K2", "K4")
+@pytest.mark.requirement("X2", "V2", "K2", "K4", "H1", "H2")
 @pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.id)
 def test_each_rule_of_a_launch_is_needed(broken: Broken, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rule that can be left out unnoticed is a hole in this world, or a rule that does nothing."""
     broken.plant(monkeypatch)
     with pytest.raises(broken.error, match=broken.report):
-        run_seeds(broken.declaring)
+        run_seeds(broken)
 
 
 @pytest.mark.requirement("V2", "V3", "K1", "K2", "K4", "L8")
@@ -309,3 +397,18 @@ def test_the_storage_as_shipped_has_no_race_in_any_interleaving(declaring: int) 
     assert served > 50
     assert moved > 10
     assert reused > 10
+
+
+@pytest.mark.requirement("V2", "V3", "K2", "K4", "H1", "H2")
+@pytest.mark.parametrize("declaring", [0, len(BACKENDS)])
+def test_rows_are_backed_up_and_restored_without_a_race_in_any_interleaving(declaring: int) -> None:
+    """While their last forward runs, while pages move, while what they held is another's, and while the backup is still being copied."""
+    restored = under_a_forward = under_its_backup = moved = 0
+    for seed in range(SEEDS):
+        scheduler = Scheduler(seed, declaring=declaring, retracts=True)
+        scheduler.run(ITERATIONS)
+        restored += scheduler.restored
+        under_a_forward += scheduler.retracted_under_a_forward
+        under_its_backup += scheduler.restored_under_its_backup
+        moved += scheduler.storage.chain.statistics().moved_units
+    assert min(restored, under_a_forward, under_its_backup, moved) > 20

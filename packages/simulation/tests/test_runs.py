@@ -61,6 +61,7 @@ MET = {
         ("misuse", mistake)
         for mistake in (
             "a copy of what is not bound",
+            "a copy onto what stays",
             "a copy onto itself",
             "a free before the windows",
             "a free of a masked row",

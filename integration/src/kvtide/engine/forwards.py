@@ -98,13 +98,13 @@ class LaunchedForward:
     def run(self, hand_back: HandBack | None = None) -> None:
         """The model, the choice of tokens, the row state; an error waits for `result`, as a device's does.
 
-        Raises `OutOfMemoryError` at once if the caller can launch the forward once more: while it is being launched, which is without
-        `hand_back`, and before states or row state are other than it found them. What it wrote of tokens, another run writes again.
+        Raises `OutOfMemoryError` at once while the forward is being launched, which is without `hand_back`: the caller can try again.
+        What it wrote of tokens, another run writes again; `has_changed_rows` says whether its rows can go on.
         """
         try:
             self._result = self._run(hand_back)
         except torch.OutOfMemoryError as error:
-            if hand_back is None and not self._has_changed_rows:
+            if hand_back is None:
                 raise
             self._error = error
         except Exception as error:  # noqa: BLE001  # raised where the host looks at the result
@@ -118,7 +118,8 @@ class LaunchedForward:
         return self._result
 
     @property
-    def _has_changed_rows(self) -> bool:
+    def has_changed_rows(self) -> bool:
+        """Whether states or row state may be other than it found them: another run would begin with those of its own end."""
         return self._has_advanced or (self._layers is not None and self._layers.has_stored_states)
 
     def _run(self, hand_back: HandBack | None) -> ForwardResult:
@@ -143,7 +144,7 @@ class ForwardQueue(Protocol):
     def launch(self, forward: LaunchedForward, step: PreparedStep) -> SharedReadEnds | None:
         """Queue a forward on the forward stream, behind everything there; its read ends, for `record_forward`.
 
-        Raises `OutOfMemoryError` where there is no room for what it computes and it can be launched once more.
+        Raises `OutOfMemoryError` where there is no room for what it computes, as `LaunchedForward.run` does.
         """
 
 

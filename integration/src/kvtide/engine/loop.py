@@ -9,8 +9,8 @@ Each step:
 5. requests that are complete, or whose client has gone, release everything they hold.
 
 Admission promises every peak, so no step of an admitted request is refused. Over a storage that overcommits one may be: then the
-newest request that was promised less than its whole output is retracted and waits at the head of the queue, to begin anew with what
-it had generated as a part of its prompt. Tokens are chosen
+newest request that was promised less than its whole output is retracted and waits at the head of the queue. Its memory is kept on the
+host, and it goes on where it was. One whose state an aborted launch may have changed computes what it had again. Tokens are chosen
 greedily. The rows of a batch are ordered by row number, which is reused: it says nothing about who came first.
 """
 
@@ -24,10 +24,17 @@ import torch
 
 from kvtide.engine.batch import ForwardBatch, Padding
 from kvtide.engine.errors import EngineError
-from kvtide.engine.origins import Origins, RowOrigins
+from kvtide.engine.origins import KeptOrigins, Origins, RowOrigins
 from kvtide.engine.runner import ModelRunner
 from kvtide.engine.stores import ArenaStore
-from kvtide.storage import AdmissionRefusal, KVStorage, PreparedStep, PromiseRefusal, Refusal
+from kvtide.storage import (
+    AdmissionRefusal,
+    KVStorage,
+    PreparedStep,
+    PromiseRefusal,
+    Refusal,
+    RowBackup,
+)
 
 NO_TOKEN = -1
 """Of a row whose forward chose none."""
@@ -140,19 +147,19 @@ def serve(
 
 @attrs.define(eq=False)
 class RunningRequest:
-    """An admitted request."""
+    """A request that has been admitted, until it is over."""
 
     request: Request
     """What was asked for."""
 
     row: int
-    """Its row, until it is over."""
+    """Its row, unless it is retracted."""
 
     written_tokens: int = 0
     """Tokens that its forwards have written, those in flight among them."""
 
     recomputed: tuple[int, ...] = ()
-    """Generated before it was retracted: they come behind its prompt, as if they were a part of it."""
+    """Generated before it was retracted without a backup: they come behind its prompt, as if they were a part of it."""
 
     tokens: list[int] = attrs.field(factory=list)
     """Generated, as far as the host knows."""
@@ -161,7 +168,16 @@ class RunningRequest:
     """Generated, those of forwards in flight among them."""
 
     is_over: bool = False
-    """Its row may be another's."""
+    """Nobody waits for its tokens."""
+
+    is_retracted: bool = False
+    """It has no row."""
+
+    backup: RowBackup | None = None
+    """Its memory while it has none, where it is kept."""
+
+    kept_origins: KeptOrigins | None = None
+    """What the log of a run that shares prefixes says of that."""
 
     @property
     def prompt(self) -> tuple[int, ...]:
@@ -199,7 +215,7 @@ class SchedulerLoop:
         self._arriving = deque(sorted(requests, key=lambda request: request.arrival_step))
         self._waiting: deque[Request] = deque()
         self._running: list[RunningRequest] = []
-        self._retracted: dict[str, tuple[int, ...]] = {}
+        self._retracted: dict[str, RunningRequest] = {}
         self._tokens: dict[str, tuple[int, ...]] = {}
         self._rejected: dict[str, str] = {}
         self._cancelled: dict[str, tuple[int, ...]] = {}
@@ -243,35 +259,55 @@ class SchedulerLoop:
         while self._waiting:
             request = self._waiting[0]
             had = self._retracted.get(request.request_id)
-            recomputed = had or ()
-            prompt = request.prompt + recomputed
-            shares = self._storage.shares_prefixes
-            rows = self._storage.admit(
-                [len(prompt)],
-                [request.output_tokens - len(recomputed)],
-                whole=had is not None,
-                prompts=[prompt] if shares else None,
-                extra_keys=[request.extra_key] if shares else None,
+            admitted = (
+                self._begin(request, had)
+                if had is None or had.backup is None
+                else self._restore(had, had.backup)
             )
-            if isinstance(rows, AdmissionRefusal) and not rows.is_final:
+            if isinstance(admitted, AdmissionRefusal) and not admitted.is_final:
                 return
             self._waiting.popleft()
-            if isinstance(rows, AdmissionRefusal):
-                self._rejected[request.request_id] = str(rows)
-                continue
-            row = int(rows[0])
-            if self._origins is not None:
-                self._origins.admitted(row)
-            self._running.append(
-                RunningRequest(
-                    request,
-                    row,
-                    written_tokens=int(self._storage.requests.cached_tokens[row]),
-                    recomputed=recomputed,
-                    tokens=list(recomputed),
-                    chosen_tokens=len(recomputed),
-                )
-            )
+            self._retracted.pop(request.request_id, None)
+            if isinstance(admitted, AdmissionRefusal):
+                self._rejected[request.request_id] = str(admitted)
+            else:
+                self._running.append(admitted)
+
+    def _begin(self, request: Request, had: RunningRequest | None) -> RunningRequest | AdmissionRefusal:
+        """With nothing, or, if it has been retracted without a backup, with what it `had` generated as a part of its prompt."""
+        recomputed = () if had is None else tuple(had.tokens)
+        prompt, shares = request.prompt + recomputed, self._storage.shares_prefixes
+        rows = self._storage.admit(
+            [len(prompt)],
+            [request.output_tokens - len(recomputed)],
+            whole=had is not None,
+            prompts=[prompt] if shares else None,
+            extra_keys=[request.extra_key] if shares else None,
+        )
+        if isinstance(rows, AdmissionRefusal):
+            return rows
+        row = int(rows[0])
+        if self._origins is not None:
+            self._origins.admitted(row)
+        if had is not None:
+            had.is_over = True
+        return RunningRequest(
+            request,
+            row,
+            written_tokens=int(self._storage.requests.cached_tokens[row]),
+            recomputed=recomputed,
+            tokens=list(recomputed),
+            chosen_tokens=len(recomputed),
+        )
+
+    def _restore(self, had: RunningRequest, backup: RowBackup) -> RunningRequest | AdmissionRefusal:
+        rows = self._storage.restore([backup])
+        if isinstance(rows, AdmissionRefusal):
+            return rows
+        had.row, had.backup, had.is_retracted = int(rows[0]), None, False
+        if self._origins is not None and had.kept_origins is not None:
+            self._origins.restored(had.row, had.kept_origins)
+        return had
 
     def _prefill(self) -> None:
         running = next((running for running in self._running if running.is_prefilling), None)
@@ -297,30 +333,31 @@ class SchedulerLoop:
         def is_gone(request: Request) -> bool:
             return request.cancelled_step is not None and request.cancelled_step <= step
 
-        self._cancelled |= {
-            request.request_id: self._retracted.get(request.request_id, ())
-            for request in self._waiting
-            if is_gone(request)
-        }
-        self._waiting = deque(request for request in self._waiting if not is_gone(request))
         gone = [one for one in self._running if is_gone(one.request)]
-        self._cancelled |= {one.request.request_id: tuple(one.tokens) for one in gone}
-        self._end(gone)
+        self._cancelled |= {request.request_id: () for request in self._waiting if is_gone(request)}
+        retracted = [one for one in self._retracted.values() if is_gone(one.request)]
+        self._cancelled |= {one.request.request_id: tuple(one.tokens) for one in (*gone, *retracted)}
+        self._waiting = deque(request for request in self._waiting if not is_gone(request))
+        self._end([*gone, *retracted])
         return gone
 
     def _finish(self) -> list[RunningRequest]:
-        """End those that are complete."""
-        finished = [running for running in self._running if running.is_complete]
-        self._tokens |= {running.request.request_id: tuple(running.tokens) for running in finished}
+        """End those that are complete; the last token of one that is retracted may have come since."""
+        finished = [one for one in (*self._running, *self._retracted.values()) if one.is_complete]
+        self._tokens |= {one.request.request_id: tuple(one.tokens) for one in finished}
         self._end(finished)
         return finished
 
     def _end(self, over: Sequence[RunningRequest]) -> None:
-        if over:
-            self._storage.release([one.row for one in over])
-            for one in over:
-                one.is_over = True
-            self._running = [one for one in self._running if not one.is_over]
+        if not over:
+            return
+        self._storage.release([one.row for one in over if not one.is_retracted])
+        for one in over:
+            one.is_over = True
+            if one.is_retracted:
+                del self._retracted[one.request.request_id]
+                self._waiting = deque(request for request in self._waiting if request is not one.request)
+        self._running = [one for one in self._running if not one.is_over]
 
     def _forward(self, running: Sequence[RunningRequest], token_ids: Sequence[tuple[int, ...]]) -> None:
         """Run one forward and take in its result."""
@@ -338,7 +375,7 @@ class SchedulerLoop:
         try:
             logits = self._runner.run(batch, self._store.forward(ids.resolve()))
         except BaseException:
-            self._storage.abandon(step)
+            self._storage.abandon(step, may_have_run=True)
             raise
         self._storage.record_forward(step)
         self._storage.forward_processed(step)
@@ -360,11 +397,17 @@ class SchedulerLoop:
         assert not isinstance(step, Refusal), f"an admitted request was refused its step: {step}"
         return step
 
-    def _retract(self, running: RunningRequest) -> None:
-        self._storage.retract([running.row])
-        running.is_over = True
+    def _retract(self, running: RunningRequest, *, is_whole: bool = True) -> None:
+        """Take its row away; what it had is kept, unless its state is lost: then it is not `is_whole`."""
+        if is_whole:
+            if self._origins is not None:
+                running.kept_origins = self._origins.retracted(running.row)
+            (running.backup,) = self._storage.retract_to_host([running.row])
+        else:
+            self._storage.retract([running.row])
+        running.is_retracted = True
         self._running.remove(running)
-        self._retracted[running.request.request_id] = tuple(running.tokens)
+        self._retracted[running.request.request_id] = running
         self._waiting.appendleft(running.request)
 
     def _report(self, step: int, finished: Sequence[RunningRequest]) -> StepReport:

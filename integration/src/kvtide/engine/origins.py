@@ -35,6 +35,20 @@ class RowOrigins:
     """Whose state the row begins with, and behind how many tokens; `None` where it has none, or goes on from its own."""
 
 
+@attrs.frozen(kw_only=True)
+class KeptOrigins:
+    """Of a request whose memory is on the host: what the log says of it, to go on where it comes back."""
+
+    key: int
+    """The request."""
+
+    writers: Mapping[str, IntArray]
+    """Band → whose forward wrote each page of its row, or its state slot."""
+
+    state_length: int
+    """Tokens behind which its state was."""
+
+
 class Origins:
     """The log of one run. The storage tells it what it rehomes and copies."""
 
@@ -70,6 +84,25 @@ class Origins:
         self._keys[row] = self._admitted
         self._admitted += 1
 
+    def retracted(self, row: int) -> KeptOrigins:
+        """A row is about to be backed up."""
+        units = self._units(row)
+        return KeptOrigins(
+            key=self._keys[row],
+            writers={name: self._writers[name][virtual] for name, virtual in units.items()},
+            state_length=0 if self._state is None else int(self._state_lengths[units[self._state][0]]),
+        )
+
+    def restored(self, row: int, kept: KeptOrigins) -> None:
+        """Its memory lies in units of this row's own, and was written by whom it was before."""
+        self._keys[row] = kept.key
+        for name, virtual in self._units(row).items():
+            # A page that nothing is bound to has no id of its own.
+            is_own = (virtual > 0) | (name == self._state)
+            self._writers[name][virtual[is_own]] = kept.writers[name][is_own]
+            if name == self._state:
+                self._state_lengths[virtual] = kept.state_length
+
     def launched(self, step: PreparedStep) -> tuple[RowOrigins, ...]:
         """What a forward that is being launched reads; what it writes is its rows' from now on."""
         origins = tuple(
@@ -80,6 +113,15 @@ class Origins:
         ):
             self._write(row, start, start + count)
         return origins
+
+    def _units(self, row: int) -> dict[str, IntArray]:
+        """Virtual units of a row by band: its pages in each, and its running state slot."""
+        storage = self._storage
+        pages = storage.requests.pages[row, : storage.requests.page_counts[row]].astype(np.int64)
+        units = {pool.name: pages for pool in storage.plan.token_sub_pools}
+        if self._state is not None:
+            units[self._state] = storage.requests.state_slots[row : row + 1].copy()
+        return units
 
     def _row(self, row: int, start: int) -> RowOrigins:
         storage, key = self._storage, self._keys[row]

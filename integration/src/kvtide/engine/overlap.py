@@ -165,12 +165,15 @@ class OverlapLoop(SchedulerLoop):
             read_ends = self._queue.launch(forward, step)
         except torch.OutOfMemoryError:
             # What is in flight holds activations; without them there may be room.
-            storage.abandon(step)
+            storage.abandon(step, may_have_run=forward.has_changed_rows)
             if not self._flying:
                 raise
+            if forward.has_changed_rows:
+                for one in reversed(running):
+                    self._retract(one, is_whole=False)
             return False
         except BaseException:
-            storage.abandon(step)
+            storage.abandon(step, may_have_run=True)
             raise
         origins = None if self._origins is None else self._origins.launched(step)
         storage.record_forward(step, read_ends)

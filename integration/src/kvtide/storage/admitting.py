@@ -17,6 +17,7 @@ from kvtide.device import IntArray
 from kvtide.sizing import SizedPlan
 from kvtide.storage.admission import ChainPrefillBudget, Promise
 from kvtide.storage.evicting_takes import EvictingTakes
+from kvtide.storage.offering_hits import offer_with_hits
 from kvtide.storage.prefix_sharing import PrefixSharing
 from kvtide.storage.refusals import AdmissionRefusal
 from kvtide.storage.requests import RequestTable
@@ -62,9 +63,7 @@ class Admitting:
         """See `KVStorage.admit`; what is handed in has been looked at."""
         if self._sharing is not None and tokens is not None:
             return self._admit_sharing(self._sharing, lengths, outputs, tokens, extra_keys, whole=whole)
-        promise = self._admission.offer(
-            lengths.tolist(), outputs.tolist(), whole=whole, cached=[0] * len(lengths)
-        )
+        promise = self._admission.offer(lengths.tolist(), outputs.tolist(), whole=whole)
         if isinstance(promise, AdmissionRefusal):
             return promise
         slots = self._take_slots(len(lengths), slots_each=1)
@@ -80,37 +79,24 @@ class Admitting:
         *,
         whole: bool,
     ) -> IntArray | AdmissionRefusal:
-        """Rows that begin with hits; without any where those keep memory that is needed otherwise."""
+        """Rows that begin with hits; without any where those are in the way of what asks for them."""
         keys = [None] * len(tokens) if extra_keys is None else extra_keys
-        locks = sharing.lock(tokens, keys)
+        offer = offer_with_hits(self._admission, sharing, tokens, outputs.tolist(), keys, whole=whole)
+        if isinstance(offer, AdmissionRefusal):
+            return offer
         try:
-            cached = sharing.cached_tokens(locks)
-            promise = self._admission.offer(
-                lengths.tolist(), outputs.tolist(), whole=whole, cached=cached, asks_again=any(cached)
-            )
-            if isinstance(promise, AdmissionRefusal) and promise.is_final and any(cached):
-                sharing.unlock(locks)
-                locks = []
-                locks = sharing.lock([prompt[:0] for prompt in tokens], keys)
-                cached = sharing.cached_tokens(locks)
-                promise = self._admission.offer(
-                    lengths.tolist(), outputs.tolist(), whole=whole, cached=cached
-                )
-            if isinstance(promise, AdmissionRefusal):
-                sharing.unlock(locks)
-                return promise
             slots = self._take_slots(len(tokens), slots_each=self._sized.policy.rule.slots)
             try:
-                sharing.copy_checkpoints(locks, slots[:, 0])
+                sharing.copy_checkpoints(offer.locks, slots[:, 0])
             except BaseException:
                 self._chain.free_state_slots(slots.reshape(-1))
                 raise
         except BaseException:
             # Nobody would ever end these locks.
-            sharing.unlock(locks)
+            sharing.unlock(offer.locks)
             raise
-        rows = self._open(lengths, outputs, promise, np.array(cached, np.int64), slots)
-        sharing.begin(rows, locks, tokens, slots)
+        rows = self._open(lengths, outputs, offer.promise, np.array(offer.cached_tokens, np.int64), slots)
+        sharing.begin(rows, offer.locks, tokens, slots)
         return rows
 
     def _take_slots(self, row_count: int, slots_each: int) -> IntArray:

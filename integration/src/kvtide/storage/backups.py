@@ -207,9 +207,15 @@ class Backups:
 
     def _plan(self, row: int) -> RowBackup:
         requests, written = self._requests, int(self._requests.recorded[row])
+        # Nobody notes checkpoints of a row that shared, then or again: hits are the tree's. Any other keeps what a hit would read where
+        # its latest one should be.
         shares = self._sharing is not None and self._sharing.shares(row)
-        # Of a row that shared, hits are the tree's. Any other keeps what a hit reads where its latest checkpoint should be.
-        checkpoint = NO_CHECKPOINT if self._grid is None or shares else written // self._grid * self._grid
+        checkpoint = int(requests.checkpoint_lengths[row])
+        if shares:
+            checkpoint = NO_CHECKPOINT
+        elif checkpoint != NO_CHECKPOINT:
+            assert self._grid is not None, "it has a floor"
+            checkpoint = written // self._grid * self._grid
         pages = self._units.kept_pages(row, written, checkpoint)
         slots = int(requests.state_slots[row] >= 0)
         byte_count = _ROW_STATE_SECTION + sum(

@@ -63,12 +63,12 @@ class HostCopies:
         device.wait_event(device.schedule_stream, device.record_event(device.copy_stream))
 
     def forward_launched(self, forward: int) -> None:
-        """Have the forward stream wait for what fills the arena: this forward may read it."""
+        """Have the forward stream wait for what fills the arena: this forward may read it, and so may those behind it."""
         for copy in self._open:
             if copy.first_forward is None:
                 copy.first_forward = forward
-            if copy.signal.access is Access.WRITE:
-                self._device.wait_event(self._device.forward_stream, copy.signal.finish)
+                if copy.signal.access is Access.WRITE:
+                    self._device.wait_event(self._device.forward_stream, copy.signal.finish)
 
     def forward_processed(self, forward: int) -> None:
         """End the copies that the forward, or one before it, was launched behind."""

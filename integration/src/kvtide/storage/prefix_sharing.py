@@ -1,12 +1,13 @@
 """Prefixes that rows share: hits at admission, checkpoints and pages that go over to the tree, room that comes of it (rows K7-K9).
 
-    admit      match and lock → priced with the hit → pages into the row, checkpoint copied into the running slot
+    admit      match and lock → priced with the hit → accepted: pages into the row, checkpoint copied into the running slot
     recorded   a forward that ends on the grid: its state is copied into a tracking slot
     advance    windows retire; what was computed goes over to the tree, up to a checkpoint where the model has state
     release    what is left goes over, as far as a hit could end in it; the lock ends, the rest is freed
 
-Pages that a row has handed over stay in its counts and its price as long as it needs them: they are what its promise was for. The
-tree reports as held, and as evictable, what no row accounts for.
+Pages that a row has handed over stay in its counts and its price as long as it needs them: they are what its promise was for. So does
+the tail of each window that came with its hit, which it would have held had it computed it. The tree reports as held, and as
+evictable, what no row accounts for.
 
 Where a model has no state, a hit ends at any page, so prompts go over chunk by chunk. With `no_buffer` the state is the running slot's:
 a copy of it goes over behind each chunk that ends a page, and at the end the slot itself.
@@ -18,15 +19,15 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from kvtide.chain import ChainAllocator
 from kvtide.device import IntArray
-from kvtide.ledger import InvariantError
 from kvtide.sizing import CheckpointStrategy, SizedPlan
 from kvtide.storage.evicting_takes import EvictingTakes
+from kvtide.storage.prices import Hits
 from kvtide.storage.requests import RequestTable
 from kvtide.storage.row_units import RowUnits
+from kvtide.storage.shared_rows import SharedRows
 from kvtide.storage.statistics import SharingStatistics
 from kvtide.storage.tracking_slots import NO_TRACKING_SLOT, TrackingSlots
 from kvtide.storage.tree import EvictionPolicy, Inserted, PrefixTree, TreeLock, TreeShape
@@ -71,31 +72,23 @@ class PrefixSharing:
         """Is told of copies and rehomed pages."""
         self._has_state = plan.state_sub_pool is not None
         self._copies_running = sized.policy.strategy is CheckpointStrategy.NO_BUFFER
-        row_count = sized.max_running_requests
-        self.tracking = TrackingSlots(sized.policy, row_count, takes)
+        self.tracking = TrackingSlots(sized.policy, sized.max_running_requests, takes)
         """Slots of rows beside their running ones."""
         places = {pool.name: place for place, pool in enumerate(plan.sub_pools)}
         shape = self.tree.shape
-        self._full_place = None if shape.full is None else places[shape.full]
+        full_place = None if shape.full is None else places[shape.full]
         # Rows count windows in pages, the tree in units: alike while `check_supported` refuses windows of smaller pages.
         assert all(window.ratio == 1 for window in shape.windows), "multiply by the ratio first"
         self._window_places = [places[window.name] for window in shape.windows]
         self._state_place = None if shape.state is None else places[shape.state]
         self._names = list(places)
-        self._locks: dict[int, TreeLock] = {}
-        self._tokens: IntArray = np.zeros((row_count, sized.max_context_tokens), np.int64)
-        self._is_shared: npt.NDArray[np.bool_] = np.zeros(row_count, np.bool_)
-        self._known: IntArray = np.zeros(row_count, np.int64)
-        self._branches: IntArray = np.zeros(row_count, np.int64)
-        self._begins: IntArray = np.zeros((len(shape.windows), row_count), np.int64)
-        self._ends: IntArray = np.zeros(row_count, np.int64)
-        self._charged: IntArray = np.zeros((len(places), row_count), np.int64)
+        self._rows = SharedRows(sized, full_place=full_place, window_places=self._window_places)
 
     # ── what admission and takes ask (`PrefixCache`) ──
 
     def held_units(self) -> Mapping[str, int]:
         """See `PrefixCache.held_units`; negative where rows account for one unit twice."""
-        held, charged = self.tree.held_units(), self._charged.sum(axis=1).tolist()
+        held, charged = self.tree.held_units(), self._rows.charged.sum(axis=1).tolist()
         return {name: held[name] - charged[place] for place, name in enumerate(self._names)}
 
     def evictable_units(self) -> Mapping[str, int]:
@@ -129,13 +122,25 @@ class PrefixSharing:
         return locks
 
     def unlock(self, locks: Sequence[TreeLock]) -> None:
-        """Nothing came of it."""
-        for lock in locks:
+        """Nothing came of it: the tree is as it was."""
+        for lock in reversed(locks):
             self.tree.unlock(lock)
 
-    def cached_tokens(self, locks: Sequence[TreeLock]) -> list[int]:
-        """Tokens of each hit."""
-        return [lock.pages * self._page_tokens for lock in locks]
+    def hits(self, locks: Sequence[TreeLock]) -> Hits:
+        """What was locked, as admission counts it."""
+        tails: IntArray = np.zeros((len(self._names), len(locks)), np.int64)
+        for request, lock in enumerate(locks):
+            tails[self._window_places, request] = lock.pages - np.array(lock.begins, np.int64)
+        return Hits(
+            tokens=tuple(lock.pages * self._page_tokens for lock in locks),
+            tails=tails,
+            has_checkpoints=any(self.tree.state_slot(lock) != _NO_STATE for lock in locks),
+        )
+
+    def accept(self, locks: Sequence[TreeLock]) -> None:
+        """Admission has said yes."""
+        for lock in locks:
+            self.tree.accept(lock)
 
     def copy_checkpoints(self, locks: Sequence[TreeLock], slots: IntArray) -> None:
         """Into the running slots of requests that begin with these hits; the tree need keep none for them any longer.
@@ -152,12 +157,8 @@ class PrefixSharing:
     ) -> None:
         """Rows were opened with these hits; `slots [rows, …]`: each one's running slot, then its tracking slots."""
         for place, (row, lock, prompt) in enumerate(zip(rows.tolist(), locks, prompts, strict=True)):
-            self._locks[row] = lock
-            self._is_shared[row] = True
-            self._tokens[row, : len(prompt)], self._known[row] = prompt, len(prompt)
-            self._branches[row] = self.tree.admitted(lock) * self._page_tokens
-            self._ends[row] = lock.pages
-            self._begins[:, row] = lock.begins
+            self._rows.open(row, lock, prompt, self.tree.admitted(lock) * self._page_tokens)
+            self._units.let_go(row, self._rows.recount(row))
             pages = self.tree.pages(lock)
             if len(pages):
                 row_array, count = np.array([row]), np.array([len(pages)])
@@ -168,7 +169,7 @@ class PrefixSharing:
 
     def shares(self, row: int) -> bool:
         """Whether a row was admitted with its tokens."""
-        return bool(self._is_shared[row])
+        return bool(self._rows.is_shared[row])
 
     def latest_checkpoints(self, rows: IntArray, lengths: IntArray, noted: IntArray) -> IntArray:
         """Where rows of these lengths have theirs: as `noted`, but rows that share prefixes at the latest point of the grid, to which
@@ -176,7 +177,7 @@ class PrefixSharing:
         """
         if self._grid is None:
             return noted
-        return np.where(self._is_shared[rows], lengths // self._grid * self._grid, noted)
+        return np.where(self._rows.is_shared[rows], lengths // self._grid * self._grid, noted)
 
     def chunk_end(self, row: int, start: int, end: int) -> int:
         """Where a chunk that may reach from `start` to `end`, not past the prompt, is to end, so that its windows and state serve others.
@@ -185,7 +186,7 @@ class PrefixSharing:
         behind it windows would retire, and the state advance, past what both prompts have.
         """
         grid = self._page_tokens if self._grid is None else self._grid
-        branch = int(self._branches[row]) // grid * grid
+        branch = int(self._rows.branches[row]) // grid * grid
         if start < branch < end:
             return branch
         last = end // grid * grid
@@ -197,7 +198,7 @@ class PrefixSharing:
             return
         sources: list[int] = []
         targets: list[int] = []
-        is_due = self._is_shared[rows] & (ends % self._grid == 0)
+        is_due = self._rows.is_shared[rows] & (ends % self._grid == 0)
         for row, end in zip(rows[is_due].tolist(), ends[is_due].tolist(), strict=True):
             before = self.tracking.count(row)
             slot = self.tracking.due(row, end)
@@ -209,13 +210,11 @@ class PrefixSharing:
 
     def advance(self, rows: IntArray, chosen: IntArray | None) -> None:
         """Rows have come to their lengths, and their windows have retired; `chosen[i]`: the token behind row `rows[i]`'s, −1 for none."""
-        is_shared = self._is_shared[rows]
+        is_shared = self._rows.is_shared[rows]
         rows, chosen = rows[is_shared], None if chosen is None else chosen[is_shared]
         lengths = self._requests.lengths[rows]
         if chosen is not None:
-            is_next = (chosen >= 0) & (lengths == self._known[rows])
-            self._tokens[rows[is_next], lengths[is_next]] = chosen[is_next]
-            self._known[rows[is_next]] += 1
+            self._rows.learn(rows, lengths, chosen)
         self._let_go(rows)
         for row, length in self._due(rows, lengths):
             if not self._has_state:
@@ -227,8 +226,8 @@ class PrefixSharing:
 
     def release(self, rows: IntArray) -> None:
         """Rows are over: hand over what a hit could end in, and let go of the tree."""
-        for row in rows[self._is_shared[rows]].tolist():
-            length = int(min(self._requests.lengths[row], self._known[row]))
+        for row in rows[self._rows.is_shared[rows]].tolist():
+            length = int(min(self._requests.lengths[row], self._rows.known[row]))
             if not self._has_state:
                 self._hand_over(row, length // self._page_tokens)
             elif (
@@ -238,19 +237,16 @@ class PrefixSharing:
                 and self._requests.state_is_of(row, length)
             ):
                 slot = int(self._requests.state_slots[row])
-                if length // self._page_tokens > self._ends[row] and self._hand_over(
+                if length // self._page_tokens > self._rows.ends[row] and self._hand_over(
                     row, length // self._page_tokens, slot
                 ):
                     self._requests.state_slots[row] = _NO_STATE
                     self._count_slots(row, -1)
             if self._has_state:
                 self._drop_slots(row, self.tracking.end(row))
-            self.tree.unlock(self._locks.pop(row))
-            self._units.let_go(row, self._charged[:, row])
-            self._charged[:, row] = 0
-            self._is_shared[row] = False
-            self._known[row] = self._branches[row] = self._ends[row] = 0
-            self._begins[:, row] = 0
+            lock, charged = self._rows.close(row)
+            self.tree.unlock(lock)
+            self._units.let_go(row, charged)
 
     # ── questions ──
 
@@ -269,15 +265,8 @@ class PrefixSharing:
 
     def verify(self, rows: IntArray) -> None:
         """Raise `InvariantError` unless the tree's books are what its nodes say, and each lock is that of one of `rows`, those in use."""
-        strays = sorted(self._locks.keys() - set(rows.tolist()))
-        if strays or self._locks.keys() != set(np.flatnonzero(self._is_shared).tolist()):
-            raise InvariantError(
-                "tree.locks",
-                f"rows {sorted(self._locks)} have locks, of which {strays} are not in use; rows "
-                f"{np.flatnonzero(self._is_shared).tolist()} share",
-                "a row was closed without its lock",
-            )
-        self.tree.verify(self._locks.values())
+        self._rows.verify(rows)
+        self.tree.verify(self._rows.locks.values())
 
     # ── helpers ──
 
@@ -304,11 +293,11 @@ class PrefixSharing:
         if not self._window_places:
             return
         kept = self._units.first_kept_pages(rows, self._window_places)
-        kept = np.minimum(kept, self._ends[rows])
-        behind = (kept > self._begins[:, rows]).any(axis=0)
+        kept = np.minimum(kept, self._rows.ends[rows])
+        behind = (kept > self._rows.begins[:, rows]).any(axis=0)
         for row, firsts in zip(rows[behind].tolist(), kept.T[behind].tolist(), strict=True):
-            self.tree.advance(self._locks[row], firsts)
-            self._recount(row)
+            self.tree.advance(self._rows.locks[row], firsts)
+            self._units.let_go(row, self._rows.recount(row))
 
     def _hand_over_checkpoint(self, row: int, length: int) -> None:
         slot = self.tracking.arrived(row, length)
@@ -338,23 +327,28 @@ class PrefixSharing:
 
         Nothing where there is nothing new, or the scheduler has not said which tokens they hold.
         """
-        first = int(self._ends[row])
-        if end < first or (end == first and state == _NO_STATE) or end * self._page_tokens > self._known[row]:
+        first = int(self._rows.ends[row])
+        if (
+            end < first
+            or (end == first and state == _NO_STATE)
+            or end * self._page_tokens > self._rows.known[row]
+        ):
             return False
         kept = self._units.first_kept_pages(np.array([row]), self._window_places)[:, 0].tolist()
         page_tokens = self._page_tokens
         inserted = self.tree.insert(
-            self._locks[row],
-            self._tokens[row, first * page_tokens : end * page_tokens],
+            self._rows.locks[row],
+            self._rows.tokens(row, first * page_tokens, end * page_tokens),
             self._requests.pages[row, first:end].astype(np.int64),
             held_from=[self._units.first_held(place, row) for place in self._window_places],
             needed_from=kept,
             state=state,
         )
         self._carry_out(row, first, inserted)
-        self._ends[row] = end
+        self._rows.ends[row] = end
         self._units.start_behind(row, end)
-        self._recount(row, lets_go=False)
+        # What went over was the row's own, and stays in its counts.
+        self._rows.recount(row)
         return inserted.took_state
 
     def _carry_out(self, row: int, first: int, inserted: Inserted) -> None:
@@ -364,19 +358,6 @@ class PrefixSharing:
                 self.observer.rehomed(name, sources, targets)
         self._free(inserted.freed)
         self._requests.replace(row, first, inserted.pages)
-
-    def _recount(self, row: int, *, lets_go: bool = True) -> None:
-        """What of the row's price the tree holds, after its lock has changed; what it no longer needs leaves its counts."""
-        lock = self._locks[row]
-        self._begins[:, row] = lock.begins
-        charged = np.zeros(len(self._names), np.int64)
-        if self._full_place is not None:
-            charged[self._full_place] = lock.pages - lock.hit_pages
-        for place, begin in zip(self._window_places, lock.begins, strict=True):
-            charged[place] = lock.pages - max(begin, lock.hit_pages)
-        if lets_go:
-            self._units.let_go(row, self._charged[:, row] - charged)
-        self._charged[:, row] = charged
 
     def _count_slots(self, row: int, change: int) -> None:
         if self._state_place is not None:

@@ -8,14 +8,16 @@
 | `admit` | requests are to begin, with their prompts where prefixes are shared | peaks that do not fit beside what is promised: to wait, or for good | the schedule stream, as below |
 | `chunk_tokens` | a prefill chunk is to be cut | – | nothing |
 | `prepare_step` | before a forward | under `Overcommit`, a further share of output; while units are fixed or under a transfer, its take | the schedule stream, for pages it settles |
-| `launch_forward` | the forward is about to be queued | – | the forward stream, for the upload |
+| `launch_forward` | the forward is about to be queued | – | the forward stream, for the upload, and for what is being restored |
 | `record_forward` | it has been queued | – | the schedule stream, for its read end, and for all of it where it ends at a checkpoint |
 | `abandon` | it will not run after all | – | the schedule stream, for what was queued of it |
-| `forward_processed` | its result has been looked at | – | nothing |
+| `forward_processed` | its result has been looked at | – | the schedule stream, for backups that were copied under it |
 | `checkpoints_taken` | states were kept elsewhere for hits, before `advance` | – | nothing |
 | `advance` | its tokens count as written; windows retire; shared pages are handed over | – | the schedule stream, as below |
 | `release` | a request is over | – | nothing |
 | `retract` | a further share was refused | – | nothing |
+| `retract_to_host` | the same, and what the rows hold is to be kept | rows that are not whole; changes nothing | the copy stream, for both others |
+| `restore` | a retracted request is to go on | as `admit` | the schedule stream, as below; the copy stream, for both others |
 | `flush_opportunistic` | nothing better to do | – | the schedule stream, for copies of others |
 
 With overlap forward N + 1 is prepared, launched and recorded before N is processed; then N is processed, advanced over, and what is
@@ -25,7 +27,8 @@ over is released, while N + 1 runs:
     forwards  … N ┤ N + 1 ……………………………………………………………………… ┤ N + 2 …
 
 What is promised, and so who is admitted, waits or is turned away: `kvtide.storage.admission`. What a step takes and what windows
-give up: `kvtide.storage.row_units`. What rows share: `kvtide.storage.prefix_sharing`. No verb makes the host wait. Rows and counts are int64 arrays, or what NumPy makes of them without
+give up: `kvtide.storage.row_units`. What rows share: `kvtide.storage.prefix_sharing`. What is kept of retracted ones:
+`kvtide.storage.backups`. No verb makes the host wait. Rows and counts are int64 arrays, or what NumPy makes of them without
 rounding; a verb acts on all of them at once, or raises `StorageError` (or `InvariantError`, for a hook that was skipped) before it
 changes anything.
 """

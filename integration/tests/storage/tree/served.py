@@ -109,6 +109,7 @@ class Service:
         """Match, lock, copy the checkpoint; every byte of the hit is looked at."""
         match = self.tree.match(tokens[:-1], extra_key)
         lock = self.tree.lock(match)
+        self.tree.accept(lock)
         request = Served(extra_key, list(tokens), lock, match, computed=lock.pages * self.shape.page_tokens)
         request.pages = self.tree.pages(lock).tolist()
         request.held_from = [lock.pages * window.ratio for window in self.shape.windows]

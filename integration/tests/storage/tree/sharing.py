@@ -17,8 +17,9 @@ from kvtide.arena import CPUDevice, KVArena
 from kvtide.ledger import Access, CheckLevel, HostCopy, NetworkTransfer
 from kvtide.plan import KVStoragePlan, lay_out
 from kvtide.sizing import CheckpointStrategy, ServingPolicy, SizedPlan
-from kvtide.storage import AdmissionRefusal, KVStorage, PreparedStep, Refusal
+from kvtide.storage import AdmissionRefusal, KVStorage, PreparedStep, Refusal, RowBackup
 from kvtide.storage.tree import EvictionPolicy
+from kvtide.storage.tree.nodes import Node, nodes_below
 
 ROWS, CONTEXT, CHUNK = 4, 40, 8
 
@@ -64,13 +65,49 @@ def shared_storage(
     return KVStorage(sized, device, check_level=CheckLevel.STRICT, eviction_policy=eviction_policy)
 
 
+def tree_of(storage: KVStorage) -> list[tuple[object, ...]]:
+    """All that the tree of a storage knows, node by node; of uses, which came before which."""
+    assert storage._sharing is not None
+    tree = storage._sharing.tree
+    nodes = list(nodes_below(tree._roots.values()))
+    order = {stamp: rank for rank, stamp in enumerate(sorted({s for node in nodes for s in node.stamps}))}
+    return sorted(
+        (
+            tree._keys[_root_of(node)] or "",
+            node.first,
+            node.raw,
+            len(node.pages),
+            [np.flatnonzero(span.bound).tolist() for span in node.spans],
+            node.state >= 0,
+            [order[stamp] for stamp in node.stamps],
+        )
+        for node in nodes
+        if not node.is_root
+    )
+
+
+def _root_of(node: Node) -> Node:
+    while node.parent is not None:
+        node = node.parent
+    return node
+
+
 class SharingWorld:
     """See the module's docstring."""
 
-    def __init__(self, storage: KVStorage, seed: int, *, tokens: int = 2, sends: bool = False) -> None:
+    def __init__(
+        self,
+        storage: KVStorage,
+        seed: int,
+        *,
+        tokens: int = 2,
+        sends: bool = False,
+        retracts: bool = False,
+    ) -> None:
         """Clients come and go as `seed` says; prompts are of `tokens` different tokens, so they meet.
 
-        With `sends`, running requests are copied to peers and to the host, which goes on when they are over.
+        With `sends`, running requests are copied to peers and to the host, which goes on when they are over. With `retracts`, running
+        requests are backed up, retracted and restored.
         """
         self.storage = storage
         self.random = random.Random(seed)
@@ -83,6 +120,9 @@ class SharingWorld:
         self.arena: npt.NDArray[np.uint8] = storage.device.arena.bytes.numpy()
         self.with_sends = sends
         self.sends: list[HostCopy | NetworkTransfer] = []
+        self.retracts = retracts
+        self.set_aside: list[tuple[Client, RowBackup]] = []
+        self.restored_behind_hits = 0
         self.pinned = 0
         """Steps in which a send touched what was the tree's."""
         self.served = self.hit_tokens = self.turned_away = self.refused_steps = 0
@@ -100,7 +140,7 @@ class SharingWorld:
 
     def drain(self) -> None:
         """To the end of what runs."""
-        while self.running or self.flying or self.waiting:
+        while self.running or self.flying or self.waiting or self.set_aside:
             self.step()
         self.storage.verify_idle()
 
@@ -144,6 +184,8 @@ class SharingWorld:
 
     def step(self) -> None:
         """Admit, launch, process what must be, look at the books."""
+        if self.retracts:
+            self.retract_and_restore()
         self.admit()
         launched = self.launch()
         while self.flying and (not launched or not self.overlap or len(self.flying) > 1):
@@ -154,14 +196,17 @@ class SharingWorld:
 
     def admit(self) -> None:
         while self.waiting:
-            client = self.waiting[0]
+            client, before = self.waiting[0], tree_of(self.storage)
+            lengths = [client.prompt], [len(client.tokens) - client.prompt]
             rows = self.storage.admit(
-                [client.prompt],
-                [len(client.tokens) - client.prompt],
+                *lengths,
                 prompts=[client.tokens[: client.prompt]],
                 extra_keys=[client.salt],
             )
             if isinstance(rows, AdmissionRefusal):
+                assert tree_of(self.storage) == before, "a refusal changes nothing"
+                without = self.storage.admit(*lengths)
+                assert isinstance(without, AdmissionRefusal), "it is refused for having a hit"
                 if not rows.is_final or self.sends:
                     return
                 self.turned_away += 1
@@ -172,6 +217,25 @@ class SharingWorld:
             client.cached = client.launched = int(self.storage.requests.cached_tokens[client.row])
             self.hit_tokens += client.cached
             self.running.append(client)
+
+    def retract_and_restore(self) -> None:
+        """Somebody who may be in a forward, with what the tree has of it; and somebody who was."""
+        if self.set_aside:
+            client, backup = self.random.choice(self.set_aside)
+            rows = self.storage.restore([backup])
+            if not isinstance(rows, AdmissionRefusal):
+                self.set_aside.remove((client, backup))
+                client.row = int(rows[0])
+                assert client.launched == self.storage.requests.lengths[client.row]
+                self.running.append(client)
+                self.restored_behind_hits += client.cached > 0
+            else:
+                assert not rows.is_final
+        elif self.running and self.random.random() < 0.3:
+            client = self.random.choice(self.running)
+            (backup,) = self.storage.retract_to_host([client.row])
+            self.running.remove(client)
+            self.set_aside.append((client, backup))
 
     def launch(self) -> bool:
         """A chunk of one row, or a token of each that decodes."""

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from kvtide.chain import Taken
 from kvtide.device import IntArray
 from kvtide.ledger import Access, InvariantError, NetworkTransfer
 from kvtide.plan import FullLifetime, WindowLifetime
@@ -566,24 +567,30 @@ def test_a_state_never_stands_for_the_checkpoint_before_it_that_was_forgone() ->
 
 
 @pytest.mark.requirement("K5", "K8")
-def test_a_hit_that_keeps_memory_from_its_own_request_is_passed_over() -> None:
-    """Its window's tail is needed beside the request's own windows. Before the request is turned away it is asked for without."""
-    plan = plan_of(FullLifetime(), WindowLifetime(13))
+@pytest.mark.parametrize("others", [False, True], ids=["alone", "beside others"])
+@pytest.mark.parametrize("has_state", [False, True])
+def test_a_hit_is_passed_over_only_where_its_checkpoint_is_in_the_way(has_state: bool, others: bool) -> None:
+    """The tail of its window is part of its promise, so with a hit a request fits wherever it does without. A checkpoint is needed until it
+    is copied: its request is admitted without rather than turned away, and rather than waiting for others.
+    """
+    plan = plan_of(FullLifetime(), WindowLifetime(13), has_state=has_state)
     strategy = CheckpointStrategy.NO_BUFFER
-    storage = shared_storage(plan, arena_bytes(plan, strategy, overlap=False), strategy, overlap=False)
+    room = arena_bytes(plan, strategy, overlap=False)
+    storage = shared_storage(plan, room, strategy, overlap=False)
     prompt, had = list(range(19)), list[tuple[int, int | None]]()
-    for own in range(90, 93):
-        row = admitted(storage, [*prompt, own], 20)
-        while count := storage.chunk_tokens(row, CHUNK):
-            advanced(storage, recorded(storage, row, count))
-        storage.release([row])
+    row = admitted(storage, [*prompt, 90], 10)
+    for count in (8, 8, 2, 2):
+        advanced(storage, recorded(storage, row, count))
+    storage.release([row])
+    if others:
+        admitted(storage, [77], 2)
     sharing = storage._sharing
     assert sharing is not None
-    while not had or had[-1][1] is not None:
+    while True:
         known = sharing.tree.match(prompt).hit_pages * PAGE
-        rows = storage.admit([20], [20], prompts=[[*prompt, 99]])
+        rows = storage.admit([30], [4], prompts=[[*prompt, *range(40, 51)]])
         if isinstance(rows, AdmissionRefusal):
-            had.append((known, None))
+            assert rows.is_final != others
             break
         had.append((known, int(storage.requests.cached_tokens[rows[0]])))
         storage.release(rows)
@@ -592,5 +599,66 @@ def test_a_hit_that_keeps_memory_from_its_own_request_is_passed_over() -> None:
             sharing.evict_until(lambda units: units["full"] >= 1)
             storage.chain.take(pages=1)
     assert had[0] == (18, 18)
-    assert (18, 0) in had, "it was there, and was not worth it"
-    assert storage.statistics().admission.turned_away_requests == 1
+    assert had[-1][0] == 18, "it was there to the end"
+    assert ((18, 0) in had) == has_state
+
+
+@pytest.mark.requirement("K8")
+@pytest.mark.parametrize("is_admitted", [False, True], ids=["refused", "admitted"])
+def test_a_hit_counts_as_used_if_its_request_is_admitted(is_admitted: bool) -> None:
+    """What admission is asked for again and again would else look more wanted than what is used; and what is used must look so."""
+    plan, strategy = plan_of(FullLifetime()), CheckpointStrategy.NO_BUFFER
+    storage = shared_storage(plan, arena_bytes(plan, strategy, overlap=False), strategy, overlap=False)
+    for own in (10, 50):
+        row = admitted(storage, list(range(own, own + 9)), 1)
+        for count in (8, 1):
+            advanced(storage, recorded(storage, row, count))
+        storage.release([row])
+    prompt = [*range(10, 18), 1, 1, 1]
+    held = [] if is_admitted else [admitted(storage, [number] * 20, 20) for number in (1, 2)]
+    rows = storage.admit([11], [9], prompts=[prompt])
+    assert isinstance(rows, AdmissionRefusal) != is_admitted
+    if not isinstance(rows, AdmissionRefusal):
+        held += rows.tolist()
+    storage.release(held)
+    sharing = storage._sharing
+    assert sharing is not None
+    sharing.evict_until(lambda units: units["full"] >= 4)
+    known = {own: sharing.tree.match(list(range(own, own + 8))).hit_pages for own in (10, 50)}
+    assert known == ({10: 4, 50: 0} if is_admitted else {10: 0, 50: 4})
+
+
+def with_a_known_prefix(page_count: int, lost: int, *, is_sent: bool) -> KVStorage:
+    """So many pages of full attention. Eight are the tree's, of tokens 0 to 15; a send may read them for ever; `lost` are nobody's."""
+    plan, strategy = plan_of(FullLifetime()), CheckpointStrategy.NO_BUFFER
+    large = shared_storage(plan, 1 << 16, strategy, overlap=False)
+    room = large.layout.prefix_bytes + page_count * plan.sub_pools[0].unit.unit_bytes
+    storage = shared_storage(plan, room, strategy, overlap=False)
+    row = admitted(storage, list(range(17)), 1)
+    for count in (8, 8, 1):
+        advanced(storage, recorded(storage, row, count))
+    if is_sent:
+        pages = storage.requests.pages[row, :8].astype(np.int64)
+        storage.chain.uses.begin(NetworkTransfer("send", Access.READ), {"full": pages})
+    storage.release([row])
+    assert isinstance(storage.chain.take(pages=lost), Taken)
+    return storage
+
+
+@pytest.mark.requirement("K5", "K8")
+@pytest.mark.parametrize("is_sent", [False, True])
+def test_of_requests_together_none_is_turned_away_for_what_another_was_given(is_sent: bool) -> None:
+    """The first fits alone: only without the second one's hit, or, where a send keeps the prefix, only with its own."""
+    known = list(range(16))
+    if is_sent:
+        storage, prompts = with_a_known_prefix(24, 2, is_sent=True), [[*known, 20], [90] * 5]
+    else:
+        storage, prompts = with_a_known_prefix(30, 3, is_sent=False), [[91] * 17, [*known, 20]]
+    outputs = [23, 2]
+    refusal = storage.admit([len(prompt) for prompt in prompts], outputs, prompts=prompts)
+    assert isinstance(refusal, AdmissionRefusal)
+    assert not refusal.is_final
+    assert not refusal.waits_for
+    assert refusal.first_that_fit == 1
+    rows = storage.admit([len(prompts[0])], outputs[:1], prompts=prompts[:1])
+    assert not isinstance(rows, AdmissionRefusal), str(rows)

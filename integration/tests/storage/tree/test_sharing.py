@@ -73,6 +73,22 @@ def test_prefixes_are_shared_under_pressure_without_a_wrong_byte_or_a_broken_pro
     assert evicted > 20
 
 
+@pytest.mark.requirement("K2", "K5", "K8", "K11", "H1", "H2")
+@pytest.mark.parametrize("plan_name", PLANS)
+def test_rows_that_share_are_backed_up_whole_and_restored_on_their_own(plan_name: str) -> None:
+    """What the tree holds of a row may be evicted while it waits on the host; a row that comes back finds every byte all the same."""
+    plan, restored, behind_hits = PLANS[plan_name], 0, 0
+    for seed, (strategy, overlap) in enumerate(STRATEGIES):
+        storage = shared_storage(plan, arena_bytes(plan, strategy, overlap), strategy, overlap=overlap)
+        world = SharingWorld(storage, seed, retracts=True)
+        world.run(100)
+        assert not world.refused_steps
+        restored += storage.statistics().backups.restored_requests
+        behind_hits += world.restored_behind_hits
+    assert restored > 20
+    assert behind_hits
+
+
 @pytest.mark.requirement("K5", "K8", "L4")
 @pytest.mark.parametrize("plan_name", ["full and a window", "full, two windows, state", "a window and state"])
 def test_what_is_sent_is_not_counted_on_while_it_is(plan_name: str) -> None:

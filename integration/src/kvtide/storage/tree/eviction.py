@@ -119,7 +119,9 @@ class Evictor:
         assert parent is not None, "a root stays"
         for slot, span in enumerate(node.spans, 1):
             if span.bound_count:
-                self._let_go(node, slot, np.flatnonzero(span.bound), freed)
+                places = np.flatnonzero(span.bound)
+                freed[slot].append(node.units(self._shape.windows[slot - 1], places))
+                self._books.held[slot] -= len(places)
         if node.state != NO_STATE:
             self._let_go_of_state(node, states)
         freed[FULL_SLOT].append(node.pages)

@@ -3,7 +3,8 @@
 Each slot of a node is in the queue once at most, so the queue is as long as the tree. The rank that an entry was put in with may be
 too low by the time it comes up, since its slot was used in between: then it goes back with the rank that it has. So a use costs
 nothing here, however long the prefix. A rank that has *fallen*, as that of a checkpoint does where another one comes to lie in front of it, is
-not looked for: such an entry comes up late, at the rank that it was put in with.
+not looked for: such an entry comes up late, at the rank that it was put in with. One checkpoint behind a system prompt lowers those of all
+prompts that go on from there, and to find them would cost an insertion their number.
 """
 
 from __future__ import annotations
@@ -109,26 +110,33 @@ class _SlotWorth(NamedTuple):
 
     @property
     def freed_bytes(self) -> int:
-        node, sizes, slot = self.node, self.unit_bytes, self.slot
-        if slot > len(node.spans):
+        _, sizes, node, slot = self
+        spans = node.spans
+        if slot > len(spans):
             return sizes[slot]
         if slot != FULL_SLOT:
-            return node.spans[slot - 1].bound_count * sizes[slot]
-        freed = len(node.pages) * sizes[FULL_SLOT] + (sizes[-1] if node.state != NO_STATE else 0)
-        for place, span in enumerate(node.spans, 1):
-            freed += span.bound_count * sizes[place]
+            return spans[slot - 1].bound_count * sizes[slot]
+        freed = len(node.pages) * sizes[FULL_SLOT]
+        if node.state != NO_STATE:
+            freed += sizes[-1]
+        for place, span in enumerate(spans, 1):
+            if span.bound_count:
+                freed += span.bound_count * sizes[place]
         return freed
 
     @property
     def computed_tokens(self) -> int:
-        node, page_tokens = self.node, self.shape.page_tokens
-        if FULL_SLOT < self.slot <= len(node.spans):
-            window = self.shape.windows[self.slot - 1]
-            return node.spans[self.slot - 1].bound_count * page_tokens // window.ratio
-        if self.shape.state is None:
-            return len(node.pages) * page_tokens
-        # Computing goes on from the checkpoint before.
-        above = node.parent
-        while above is not None and above.state == NO_STATE:
-            above = above.parent
-        return (node.end - (0 if above is None else above.end)) * page_tokens
+        shape, _, node, slot = self
+        spans, page_count = node.spans, len(node.pages)
+        if FULL_SLOT < slot <= len(spans):
+            return spans[slot - 1].bound_count * shape.page_tokens // shape.windows[slot - 1].ratio
+        if shape.state is not None:
+            # Computing goes on from the checkpoint before.
+            page_count += node.first
+            above = node.parent
+            while above is not None:
+                if above.state != NO_STATE:
+                    page_count -= above.first + len(above.pages)
+                    break
+                above = above.parent
+        return page_count * shape.page_tokens

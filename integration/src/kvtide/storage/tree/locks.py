@@ -6,10 +6,10 @@
 | window | the units that its next token reads | it has advanced past them |
 | state | the checkpoint that it starts from | the copy of it is queued |
 
-What nobody needs can be evicted. What is needed was *given*, to a request with its hit, or is *charged* to requests that computed it and
-whose prices include it. A window unit that is charged to one request and needed by others too is needed once and counted on again:
-the first lets go of it as it advances and takes another unit in its place, while the others keep this one. The books say how many
-units are *counted on again* in that way; admission keeps room for them beside what it promised.
+What nobody needs can be evicted. A window unit is in the price of everybody who needs it, whether it came with a hit or was computed: a
+request lets go of it as it advances and takes another unit in its place. What several need is there once, and the others keep it
+while one takes anew. The books say how many units are *counted on again* in that way; admission keeps room for them beside what it
+promised. So a hit costs, of windows, what computing its tail would.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from kvtide.storage.tree.shape import TreeShape
 class TreeLock:
     """One request's hold on the tree. Only the tree changes it."""
 
-    __slots__ = ("begins", "hit_pages", "is_open", "match", "node", "root", "state_node")
+    __slots__ = ("begins", "cut", "hit_pages", "is_open", "match", "node", "root", "state_node")
 
     def __init__(self, root: Node, node: Node, begins: list[int], match: Match | None) -> None:
         self.root = root
@@ -39,6 +39,8 @@ class TreeLock:
         """Pages that it was given; those behind are its own work, and in its price."""
         self.state_node: Node | None = None
         """Whose checkpoint it is about to copy."""
+        self.cut: Node | None = None
+        """The node that was cut in two for it, to be joined again should its request not be admitted."""
         self.is_open = True
         """Whether it holds anything."""
 
@@ -69,11 +71,11 @@ class Locks:
         self._books = books
         self._state_slot = len(shape.windows) + 1
 
-    def open(self, root: Node, node: Node, match: Match, stamp: float) -> TreeLock:
-        """Need a hit that ends at `node`'s end, its checkpoint included."""
+    def open(self, root: Node, node: Node, match: Match) -> TreeLock:
+        """Need a hit that ends at `node`'s end, its checkpoint included; that is no use of it yet."""
         begins = [window.first_unit(node.end) for window in self._shape.windows]
         lock = TreeLock(root, node, begins, match)
-        self._hold(lock, stamp, has_state=node.state != NO_STATE)
+        self._hold(lock, has_state=node.state != NO_STATE)
         return lock
 
     def pin(self, node: Node, begins: list[int], *, has_state: bool) -> TreeLock:
@@ -82,8 +84,19 @@ class Locks:
         while root.parent is not None:
             root = root.parent
         lock = TreeLock(root, node, begins, None)
-        self._hold(lock, None, has_state=has_state)
+        self._hold(lock, has_state=has_state)
         return lock
+
+    def used(self, lock: TreeLock, stamp: float) -> None:
+        """The hit is a request's: what it needs was used."""
+        _stamp_full(lock.node, stamp)
+        if lock.node.state != NO_STATE:
+            lock.node.stamps[self._state_slot] = stamp
+        for place, window in enumerate(self._shape.windows):
+            node: Node | None = lock.node
+            while node is not None and node.end * window.ratio > lock.begins[place]:
+                node.stamps[1 + place] = stamp
+                node = node.parent
 
     def end_copy(self, lock: TreeLock) -> Node | None:
         """The checkpoint's copy is queued: nobody need wait with evicting it; its node."""
@@ -101,10 +114,7 @@ class Locks:
         while each is not None and each is not before:
             self._count(each, 1)
             each = each.parent
-        each = node
-        while each is not None:
-            each.stamps[FULL_SLOT] = stamp
-            each = each.parent
+        _stamp_full(node, stamp)
         lock.node = node
         for place, window in enumerate(self._shape.windows):
             begin = max(lock.begins[place], lock_end * window.ratio)
@@ -136,20 +146,16 @@ class Locks:
 
     # ── helpers ──
 
-    def _hold(self, lock: TreeLock, stamp: float | None, *, has_state: bool) -> None:
+    def _hold(self, lock: TreeLock, *, has_state: bool) -> None:
         node, each = lock.node, lock.node
         while True:
             self._count(each, 1)
-            if stamp is not None:
-                each.stamps[FULL_SLOT] = stamp
             if each.parent is None:
                 break
             each = each.parent
         for place, window in enumerate(self._shape.windows):
-            self._shift(lock, place, (lock.begins[place], node.end * window.ratio), 1, stamp)
+            self._shift(lock, place, (lock.begins[place], node.end * window.ratio), 1)
         if self._shape.state is not None and has_state:
-            if stamp is not None:
-                node.stamps[self._state_slot] = stamp
             lock.state_node = node
             if not node.state_locks:
                 self._books.needed[self._state_slot] += 1
@@ -173,17 +179,14 @@ class Locks:
         touched: list[Node] = []
         begin, end = units
         ratio, slot, books = self._shape.windows[place].ratio, 1 + place, self._books
-        given = lock.hit_pages * ratio
         node: Node | None = lock.node
         while node is not None and node.end * ratio > begin and begin < end:
             base = node.first * ratio
             if base < end:
                 span, part = node.spans[place], slice(max(begin - base, 0), min(end, node.end * ratio) - base)
-                needed, again = counted_on(span.locks[part], span.given[part])
+                needed, again = counted_on(span.locks[part])
                 span.locks[part] += change
-                if base < given:
-                    span.given[part] += change
-                needed_now, again_now = counted_on(span.locks[part], span.given[part])
+                needed_now, again_now = counted_on(span.locks[part])
                 books.needed[slot] += needed_now - needed
                 books.again[slot] += again_now - again
                 touched.append(node)
@@ -193,8 +196,15 @@ class Locks:
         return touched
 
 
-def counted_on(locks: Counts, given: Counts) -> tuple[int, int]:
-    """Units needed, and how often units are counted on again: by each request that is charged for one, and once by those it was given to."""
+def counted_on(locks: Counts) -> tuple[int, int]:
+    """Units needed, and how often units are counted on again: by each request that needs one but the first."""
     needed = int(np.count_nonzero(locks))
-    parties = int((locks - given).sum()) + int(np.count_nonzero(given))
-    return needed, parties - needed
+    return needed, int(locks.sum()) - needed
+
+
+def _stamp_full(node: Node, stamp: float) -> None:
+    """A prefix was used, up to `node`'s end."""
+    each: Node | None = node
+    while each is not None:
+        each.stamps[FULL_SLOT] = stamp
+        each = each.parent

@@ -33,22 +33,20 @@ Counts = npt.NDArray[np.int32]
 class WindowSpan:
     """One window's units of one node, by place in the node."""
 
-    __slots__ = ("bound", "bound_count", "given", "locks")
+    __slots__ = ("bound", "bound_count", "locks")
 
-    def __init__(self, bound: Bools, locks: Counts, given: Counts) -> None:
+    def __init__(self, bound: Bools, locks: Counts) -> None:
         self.bound = bound
         """Which units the tree holds."""
         self.locks = locks
         """Requests that need each."""
-        self.given = given
-        """Those of them that were given it, with a hit."""
         self.bound_count = int(np.count_nonzero(bound))
         """Units held."""
 
     @staticmethod
     def of(bound: Bools) -> WindowSpan:
         """Nobody needs any of them."""
-        return WindowSpan(bound, np.zeros(len(bound), np.int32), np.zeros(len(bound), np.int32))
+        return WindowSpan(bound, np.zeros(len(bound), np.int32))
 
     def evictable(self) -> IntArray:
         """Places of the units that nobody needs, the first ones first: those the fewest matches end behind."""
@@ -61,11 +59,16 @@ class WindowSpan:
 
     def cut(self, units: int) -> WindowSpan:
         """Keep what lies behind the first `units`, and return those."""
-        front = WindowSpan(self.bound[:units].copy(), self.locks[:units].copy(), self.given[:units].copy())
-        self.bound = self.bound[units:].copy()
-        self.locks, self.given = self.locks[units:].copy(), self.given[units:].copy()
+        front = WindowSpan(self.bound[:units].copy(), self.locks[:units].copy())
+        self.bound, self.locks = self.bound[units:].copy(), self.locks[units:].copy()
         self.bound_count -= front.bound_count
         return front
+
+    def put_behind(self, front: WindowSpan) -> None:
+        """Take back what was cut off."""
+        self.bound = np.concatenate([front.bound, self.bound])
+        self.locks = np.concatenate([front.locks, self.locks])
+        self.bound_count += front.bound_count
 
 
 class Node:
@@ -131,6 +134,8 @@ class Node:
 
     def units(self, window: TreeWindow, places: IntArray) -> IntArray:
         """Virtual units of a window at places in the node."""
+        if window.ratio == 1:
+            return self.pages[places]
         units: IntArray = self.pages[places // window.ratio] * window.ratio + places % window.ratio
         return units
 
@@ -170,3 +175,19 @@ def split(node: Node, page_count: int, shape: TreeShape) -> Node:
     node.parent, node.first = front, front.end
     front.children[node.raw[:page_bytes]] = node
     return front
+
+
+def join(front: Node) -> bool:
+    """Undo the split that made `front`, if nobody has come to need it for itself; whether it is gone."""
+    parent, (node, *others) = front.parent, front.children.values()
+    assert parent is not None, "a root was never cut off"
+    if others or front.locks != node.locks:
+        return False
+    page_bytes = len(front.raw) // len(front.pages)
+    for span, before in zip(node.spans, front.spans, strict=True):
+        span.put_behind(before)
+    node.raw, node.pages = front.raw + node.raw, np.concatenate([front.pages, node.pages])
+    node.parent, node.first = parent, front.first
+    parent.children[node.raw[:page_bytes]] = node
+    front.is_alive = False
+    return True

@@ -2,7 +2,8 @@
 
 Somebody has fixed them, or sends or receives them: perhaps since before a request handed them over. The tree is not told when such a use
 begins, so it asks about all that it holds, where there is any use at all and it or the tree has changed since. A pin is a lock
-of a whole node, from the first unit of each window that is kept, which its holder was given: whoever computed it may let go and need another.
+of a whole node, from the first unit of each window that is kept, and counts on them like any other: whoever else needs one may let go of it and take
+another, while this one stays.
 """
 
 from __future__ import annotations

@@ -4,11 +4,12 @@
 | - | - | - |
 | `match` | a request is to be admitted | nothing |
 | `lock` | admission is about to be asked, with the hit or with none | what is needed |
-| `admitted` | it has said yes | the statistics |
+| `accept` | it has said yes | that the hit was used |
+| `admitted` | the request has its row | the statistics |
 | `state_copied` | the copy of the hit's checkpoint is queued | that the checkpoint may go |
 | `advance` | its next token reads less of the windows | what is needed |
 | `insert` | its pages are the tree's from now on, at a checkpoint or at its end | who holds them |
-| `unlock` | it is over, or was not admitted | what is needed |
+| `unlock` | it is over, or was not admitted: then the tree is as it was before `lock` | what is needed |
 | `pin`, `unpin` | room is about to be asked for, while units are fixed or under a transfer | what is needed |
 | `evict` | room is asked for | what is held |
 
@@ -35,7 +36,7 @@ from kvtide.storage.tree.eviction import Enough, Evictor
 from kvtide.storage.tree.inserting import Handed, Inserted, Insertion, place_state
 from kvtide.storage.tree.locks import Locks, TreeBooks, TreeLock
 from kvtide.storage.tree.matching import Match, match_along, walk
-from kvtide.storage.tree.nodes import NO_STATE, Node, nodes_below, root_of, split
+from kvtide.storage.tree.nodes import NO_STATE, Node, join, nodes_below, root_of, split
 from kvtide.storage.tree.pins import Keeps, Pins
 from kvtide.storage.tree.policies import EvictionPolicy, LeastRecentlyUsed
 from kvtide.storage.tree.shape import TreeShape
@@ -107,7 +108,7 @@ class PrefixTree:
         )
 
     def lock(self, match: Match) -> TreeLock:
-        """Need a hit, or what was computed behind none: nothing of it is evicted meanwhile.
+        """Need a hit, or what was computed behind none: nothing of it is evicted meanwhile. Until `accept` that is no use of it.
 
         Its checkpoint, if the model has state, is `state_slot(lock)`: copy it, then call `state_copied`. Raises `StorageError` for a
         match from before the tree changed.
@@ -117,13 +118,22 @@ class PrefixTree:
         if root is None:
             root = self._roots[match.extra_key] = root_of(self.shape)
             self._keys[root] = match.extra_key
-        node = match.node if match.hit_pages else root
+        node, cut = match.node if match.hit_pages else root, None
         if match.hit_pages < node.end:
-            node = split(node, match.hit_pages - node.first, self.shape)
+            node = cut = split(node, match.hit_pages - node.first, self.shape)
             self._evictor.node_count += 1
-            self._evictor.queue.add_all(node)
         self._epoch += 1
-        return self._locks.open(root, node, match, self._evictor.policy.stamp())
+        lock = self._locks.open(root, node, match)
+        lock.cut = cut
+        return lock
+
+    def accept(self, lock: TreeLock) -> None:
+        """Admission has said yes: the hit counts as used, and a node that ends with it stays."""
+        self._check_open(lock)
+        self._locks.used(lock, self._evictor.policy.stamp())
+        if lock.cut is not None:
+            self._evictor.queue.add_all(lock.cut)
+            lock.cut = None
 
     def admitted(self, lock: TreeLock) -> int:
         """The lock's request begins: count its hit. Pages that it shares with others, as far as the tree knew when it was matched."""
@@ -216,9 +226,15 @@ class PrefixTree:
         return insertion.answer(took_state)
 
     def unlock(self, lock: TreeLock) -> None:
-        """The request is over; what only it needed can be evicted."""
+        """The request is over; what only it needed can be evicted. Of locks that nobody has accepted, end the last one first."""
         self._check_open(lock)
-        for node in self._locks.close(lock):
+        touched = self._locks.close(lock)
+        if lock.cut is not None:
+            self.unpin()
+            if join(lock.cut):
+                self._evictor.node_count -= 1
+                self._epoch += 1
+        for node in touched:
             self._evictor.queue.add_all(node)
         self._evictor.prune(lock.node)
         self._evictor.bare_roots.append(lock.root)

@@ -20,8 +20,6 @@ class _Needed:
 
     windows: list[IntArray]
     """By window and unit."""
-    given: list[IntArray]
-    """Those of them that were given it."""
     locks: int = 0
     states: int = 0
 
@@ -45,7 +43,6 @@ def verify_locks(shape: TreeShape, roots: Iterable[Node], locks: Iterable[TreeLo
         expected = needed.pop(node, None) or _nothing(node)
         found = _Needed(
             [span.locks.astype(np.int64) for span in node.spans],
-            [span.given.astype(np.int64) for span in node.spans],
             node.locks,
             node.state_locks,
         )
@@ -53,7 +50,7 @@ def verify_locks(shape: TreeShape, roots: Iterable[Node], locks: Iterable[TreeLo
             raise InvariantError(
                 "tree.locks",
                 f"pages {node.first} to {node.end} of a prefix say that they are needed by {_told(found)}, the open locks need "
-                f"{_told(expected)}: requests, by window and unit, of them as given, the checkpoint",
+                f"{_told(expected)}: requests, by window and unit, the checkpoint",
                 "a lock was dropped without an unlock, or an unlock missed a node",
             )
     if needed:
@@ -73,21 +70,15 @@ def _need(shape: TreeShape, needed: dict[Node, _Needed], lock: TreeLock) -> None
         for place, window in enumerate(shape.windows):
             begin, base = lock.begins[place], node.first * window.ratio
             of_node.windows[place][max(0, begin - base) :] += 1
-            given = max(0, min(lock.hit_pages, node.end) * window.ratio - base)
-            of_node.given[place][max(0, begin - base) : given] += 1
         node = node.parent
 
 
 def _nothing(node: Node) -> _Needed:
-    return _Needed(
-        [np.zeros(len(span.locks), np.int64) for span in node.spans],
-        [np.zeros(len(span.given), np.int64) for span in node.spans],
-    )
+    return _Needed([np.zeros(len(span.locks), np.int64) for span in node.spans])
 
 
 def _told(needed: _Needed) -> tuple[object, ...]:
-    windows, given = ([counts.tolist() for counts in each] for each in (needed.windows, needed.given))
-    return needed.locks, windows, given, needed.states
+    return needed.locks, [counts.tolist() for counts in needed.windows], needed.states
 
 
 def _add(books: TreeBooks, node: Node) -> None:
@@ -97,7 +88,7 @@ def _add(books: TreeBooks, node: Node) -> None:
         books.needed[FULL_SLOT] += pages
     for slot, span in enumerate(node.spans, 1):
         books.held[slot] += int(np.count_nonzero(span.bound))
-        needed, again = counted_on(span.locks[span.bound], span.given[span.bound])
+        needed, again = counted_on(span.locks[span.bound])
         books.needed[slot] += needed
         books.again[slot] += again
     books.held[state] += int(node.state != NO_STATE)

@@ -46,7 +46,8 @@ class Drawing:
         self._state_slot = len(shape.windows) + 1
         self.popped: list[tuple[Node, int]] = []
         """Entries that were taken off the queue."""
-        self._gone: set[tuple[Node, int]] = set()
+        self._gone: dict[Node, int] = {}
+        """Slots of each node that went before, as bits."""
         self._children_gone: dict[Node, int] = {}
 
     def next(self) -> Victim | None:
@@ -54,7 +55,7 @@ class Drawing:
         while (found := self._queue.pop()) is not None:
             rank, node, slot = found
             self.popped.append((node, slot))
-            if (node, FULL_SLOT) in self._gone or (node, slot) in self._gone:
+            if self._gone.get(node, 0) & ((1 << FULL_SLOT) | (1 << slot)):
                 continue
             is_leaf = len(node.children) == self._children_gone.get(node, 0)
             if is_leaf and not node.locks:
@@ -63,8 +64,10 @@ class Drawing:
                 continue
             if slot == self._state_slot:
                 count = int(self._queue.is_candidate(node, slot))
-            else:
+            elif node.locks:
                 count = len(node.spans[slot - 1].evictable())
+            else:
+                count = node.spans[slot - 1].bound_count
             if count:
                 return self._choose(node, slot, count, rank)
         return None
@@ -76,19 +79,19 @@ class Drawing:
         units[victim.slot] = count
         if victim.slot != FULL_SLOT:
             return units
+        gone, is_whole = self._gone[node], count == len(node.pages)
         for slot, (window, span) in enumerate(zip(self._shape.windows, node.spans, strict=True), 1):
-            if (node, slot) in self._gone:
+            if gone & (1 << slot) or not span.bound_count:
                 continue
-            is_whole = count == len(node.pages)
             units[slot] = (
                 span.bound_count if is_whole else int(np.count_nonzero(span.bound[-count * window.ratio :]))
             )
-        if node.state != NO_STATE and (node, self._state_slot) not in self._gone:
+        if node.state != NO_STATE and not gone & (1 << self._state_slot):
             units[self._state_slot] = 1
         return units
 
     def _choose(self, node: Node, slot: int, count: int, rank: float) -> Victim:
-        self._gone.add((node, slot))
+        self._gone[node] = self._gone.get(node, 0) | (1 << slot)
         parent = node.parent
         if slot == FULL_SLOT and parent is not None and not parent.is_root:
             gone = self._children_gone[parent] = self._children_gone.get(parent, 0) + 1

@@ -29,7 +29,13 @@ _ACTS = {
     Clear.HOST_WAIT: "makes the host wait for",
     Clear.EXCLUDED: "leaves alone",
 }
-_PLANNED = "no plan hands out such a unit (`plan.…`, `withheld.kept`): the cell makes a wrong plan an error, `band.plan_clears_transfers`"
+_PLANNED = {
+    Hazard.NETWORK: "no plan hands out such a unit (`plan.transfers`, `plan.growth`, `plan.fenced`, `withheld.kept`), no state copy onto one begins (`copy.stays`)",
+    Hazard.FIXED: "no plan hands out such a unit (`plan.fixed`, `withheld.kept`), no state copy onto one begins (`copy.stays`)",
+}
+"""Hazards that chains plan around, and by which rules; those are in the table of what is found."""
+
+_RAISED = "met all the same, it is an error, `band.plan_clears_transfers`, so that a run that holds has never asked the cell"
 
 
 def weakened(consumer: Consumer, hazard: Hazard) -> Plant:
@@ -48,15 +54,16 @@ def cells() -> Iterator[Mutation]:
     for consumer, row in CLEARANCE.items():
         for hazard, clear in row.items():
             if clear is not Clear.NONE:
-                is_planned = consumer in _PLANNED_CONSUMERS and hazard in (Hazard.NETWORK, Hazard.FIXED)
+                is_planned = consumer in _PLANNED_CONSUMERS and hazard in _PLANNED
                 yield Mutation(
                     id=f"clearance.{consumer.name}.{hazard.name}".lower(),
                     rule=f"{_CONSUMERS[consumer]} {_ACTS[clear]} {_HAZARDS[hazard]}",
                     rows=("L5",),
                     plant=weakened(consumer, hazard),
-                    unreachable=_PLANNED if is_planned else "",
+                    unreachable=f"{_PLANNED[hazard]}; {_RAISED}" if is_planned else "",
                 )
 
 
 _PLANNED_CONSUMERS = (Consumer.FORWARD, Consumer.SCHEDULE_COPY, Consumer.ZERO)
-"""Those whose pages the chain chooses. Every cell of theirs is proved by a schedule among the ledger's tests."""
+"""Those whose pages the chain chooses. They ask in two places: for a choice among holes, of which none is withheld, and before they
+write, where a transfer or a fixed page is an error. Every cell of theirs is proved by a schedule among the ledger's tests."""

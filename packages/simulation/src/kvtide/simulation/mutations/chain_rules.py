@@ -190,6 +190,12 @@ def _waits() -> Iterator[Mutation]:
             plant=nothing_during(f"{_BAND}.{method}", f"{_BAND}._clear"),
         )
     yield Mutation(
+        id="copy.stays",
+        rule="a state copy onto a slot that is fixed or under a transfer is an error",
+        rows=("L5",),
+        plant=without("kvtide.chain.allocator:check_may_write"),
+    )
+    yield Mutation(
         id="wait.zero",
         rule="zeroing clears what it zeroes",
         rows=("L5", "A5"),

@@ -183,6 +183,25 @@ def _copied_from_nowhere(at: _Mistake) -> Call | None:
     return lambda rank: rank.chain.copy_state_slots(source, target)
 
 
+def _copied_onto_what_stays(at: _Mistake) -> Call | None:
+    """A target that is fixed, or that a transfer reads or writes where it is now: a send may also read where it was."""
+    if not at.band.is_state:
+        return None
+    name, held = at.band.name, at.world.held(at.band)
+    places = at.world.ranks[0].chain.physical_units(name, held)
+    touched = [
+        use.places[name]
+        for use in at.world.uses.uses
+        if (use.is_fixed or use.is_open_transfer) and name in use.places
+    ]
+    stays = np.isin(places, np.concatenate([*touched, NONE]))
+    targets, sources = held[stays], held[~stays]
+    if not len(targets) or not len(sources):
+        return None
+    source, target = sources[[at.pick % len(sources)]], targets[[at.pick % len(targets)]]
+    return lambda rank: rank.chain.copy_state_slots(source, target)
+
+
 _KINDS: dict[str, Callable[[_Mistake], Call | None]] = {
     "a free of what is not bound": _unbound,
     "a free of one unit twice": _twice,
@@ -197,4 +216,5 @@ _KINDS: dict[str, Callable[[_Mistake], Call | None]] = {
     "a take of a page that is bound nowhere": _bound_nowhere,
     "a copy onto itself": _copied_onto_itself,
     "a copy of what is not bound": _copied_from_nowhere,
+    "a copy onto what stays": _copied_onto_what_stays,
 }
