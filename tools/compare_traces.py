@@ -6,7 +6,8 @@
     compare_traces.py ONE --adapter M:F --adapter N:G what two implementations do with it; one: against what was recorded
 
 A checkout is a folder with `packages/`; each replays in a process of its own, with its own sources. Prints the first divergence with
-the calls and the state around it. Exit status: 0 the same, 1 they differ, 2 something cannot be read or run.
+the calls and the state around it; one that raises differs there from one that does not. Exit status: 0 the same, 1 they differ,
+2 something cannot be read or run, 3 a file is no trace.
 """
 
 from __future__ import annotations
@@ -21,6 +22,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 CHAIN_ADAPTER = "kvtide.simulation:ChainAdapter"
+NO_TRACE = 3
+"""Exit status, also of `kvtide replay`."""
+
+
+class NoTraceError(ValueError):
+    """A file is no trace."""
 
 
 def sources_of(checkout: Path) -> list[str]:
@@ -34,7 +41,10 @@ def sources_of(checkout: Path) -> list[str]:
 
 
 def replay_in(checkout: Path, trace: Path, written: Path, adapter: str = CHAIN_ADAPTER) -> None:
-    """Replay with a checkout's sources, and write what it answers; raises `ValueError` with what it said if it could not."""
+    """Replay with a checkout's sources, and write what it answers; raises `ValueError` with what it said if it could not.
+
+    `NoTraceError` if the file is none.
+    """
     beside = os.environ.get("PYTHONPATH", "").split(os.pathsep) if checkout == ROOT else []
     path = os.pathsep.join([*sources_of(checkout), *filter(None, beside)])
     program = "from kvtide.simulation.traces.command import command; command()"
@@ -46,6 +56,8 @@ def replay_in(checkout: Path, trace: Path, written: Path, adapter: str = CHAIN_A
         text=True,
         check=False,
     )
+    if done.returncode == NO_TRACE:
+        raise NoTraceError(done.stderr.strip())
     # 1 says that it differs from the recording, which is what is compared below.
     if done.returncode not in (0, 1) or not written.exists():
         raise ValueError(f"{checkout} could not replay {trace}: {done.stderr.strip() or done.stdout.strip()}")
@@ -55,15 +67,20 @@ def compared(names: tuple[str, str], paths: tuple[Path, Path], around: int) -> i
     """Print where two traces first differ; the exit status."""
     # This checkout's own sources come first, whatever is installed.
     sys.path[:0] = sources_of(ROOT)
-    from kvtide.simulation import first_divergence, read_trace, told  # noqa: PLC0415  (the path is set here)
+    from kvtide.simulation import TraceError, first_divergence, read_trace, told  # noqa: PLC0415  (the path is set here)
 
-    (first_header, first), (second_header, second) = (read_trace(path) for path in paths)
+    try:
+        (first_header, first), (second_header, second) = (read_trace(path) for path in paths)
+    except TraceError as error:
+        raise NoTraceError(str(error)) from error
     if first_header.layout != second_header.layout:
         print(f"the arenas differ: {first_header.layout}\n{second_header.layout}")
         return 1
     divergence = first_divergence(first, second)
     if divergence is None:
-        print(f"{len(first)} calls, every answer and state the same: {names[0]}, {names[1]}")
+        raised = first[-1].answer if first and "raised" in first[-1].answer else None
+        end = f"; there both raise {raised['raised']}: {raised['message']}" if raised else ""
+        print(f"{len(first)} calls, every answer and state the same{end}: {names[0]}, {names[1]}")
         return 0
     print("\n".join(told(divergence, first, around=around, first=names[0], second=names[1])))
     return 1
@@ -97,7 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return compared((names[-2], names[-1]), (paths[-2], paths[-1]), given.around)
     except (ValueError, OSError) as error:
         print(error, file=sys.stderr)
-        return 2
+        return NO_TRACE if isinstance(error, NoTraceError) else 2
 
 
 if __name__ == "__main__":

@@ -17,15 +17,24 @@ FLUSH = SCENARIOS / "flush-under-a-send.jsonl"
 @pytest.fixture
 def other_checkout(tmp_path: Path) -> Path:
     """A checkout whose allocator flushes one unit at a time."""
-    checkout = tmp_path / "other"
+    return checkout_with(
+        tmp_path / "other",
+        "allocator.py",
+        "band.flush_opportunistic(max_moves)",
+        "band.flush_opportunistic(1)",
+    )
+
+
+def checkout_with(checkout: Path, file: str, text: str, other: str) -> Path:
+    """A copy of this checkout with another text in a file of the chain."""
     for source in (ROOT / "packages").glob("*/src"):
         shutil.copytree(
             source, checkout / source.relative_to(ROOT), ignore=shutil.ignore_patterns("__pycache__")
         )
-    path = checkout / "packages/chain/src/kvtide/chain/allocator.py"
-    text = path.read_text(encoding="utf-8")
-    assert "band.flush_opportunistic(max_moves)" in text
-    path.write_text(text.replace("band.flush_opportunistic(max_moves)", "band.flush_opportunistic(1)"))
+    path = checkout / "packages/chain/src/kvtide/chain" / file
+    before = path.read_text(encoding="utf-8")
+    assert text in before
+    path.write_text(before.replace(text, other), encoding="utf-8")
     return checkout
 
 
@@ -49,6 +58,43 @@ def test_two_checkouts_are_told_apart_at_the_first_call_that_differs(
     assert f'answer {other_checkout}: {{"value": 1}}' in shown
     assert "state {" in shown
     assert compare_traces.main([str(FLUSH), "--checkout", str(ROOT)]) == 0
+
+
+@pytest.mark.requirement("X3")
+def test_a_checkout_that_raises_differs_at_that_call(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The most likely way for a rewrite to differ: the call and its line, what was raised, and the state that both came from."""
+    raises = "        if len(units.ids) > 2:\n            raise ValueError('boom')\n"
+    line = "        self.ids.unbind(virtual, units)\n"
+    broken = checkout_with(tmp_path / "broken", "band.py", line, raises + line)
+    trace = SCENARIOS / "fixed-page-in-the-middle.jsonl"
+    assert compare_traces.main([str(trace), "--checkout", str(broken)]) == 1
+    shown = capsys.readouterr().out
+    assert '>      4 chain.free_pages(band_name="full"' in shown
+    assert f"answer {trace}: {{}}" in shown
+    assert f'answer {broken}: {{"raised": "ValueError", "message": "boom"}}' in shown
+    assert shown.index("state {") < shown.index("> ")
+    assert compare_traces.main([str(trace), "--checkout", str(broken), "--checkout", str(broken)]) == 0
+    assert (
+        "3 calls, every answer and state the same; there both raise ValueError: boom"
+        in capsys.readouterr().out
+    )
+
+
+@pytest.mark.requirement("X3")
+def test_tables_that_differ_alone_name_the_first_units(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two digests say nothing to anybody: the band, the virtual unit, and where each side has it."""
+    line = "taken = joined(taken, self._grow_to(*span))"
+    other = "grown = self._grow_to(*span)\n            taken = joined(taken, units_of(grown.ids[::-1]))"
+    reversing = checkout_with(tmp_path / "reversing", "band.py", line, other)
+    assert compare_traces.main([str(FLUSH), "--checkout", str(reversing)]) == 1
+    shown = capsys.readouterr().out
+    assert f'state {FLUSH}: {{"tables":' in shown
+    assert f"band 'full' binds unit 1 to 12 in {FLUSH}, to 7 in {reversing}" in shown
+    assert "band 'state'" not in shown
 
 
 @pytest.mark.requirement("X3")
@@ -77,5 +123,13 @@ def test_what_cannot_be_compared_says_so(tmp_path: Path, capsys: pytest.CaptureF
     assert "could not replay" in capsys.readouterr().err
     assert compare_traces.main([str(FLUSH), "--checkout", str(tmp_path)]) == 2
     assert "is no checkout" in capsys.readouterr().err
+    broken = tmp_path / "broken.jsonl"
+    broken.write_text(FLUSH.read_text(encoding="utf-8").replace('"unit_bytes":96', '"unit_bytes":-16'))
+    assert compare_traces.main([str(broken)]) == 3
+    assert (
+        "broken.jsonl, line 1: its layout is none: band 'state' has units of -16 bytes"
+        in capsys.readouterr().err
+    )
+    assert compare_traces.main([str(FLUSH), str(broken)]) == 3
     with pytest.raises(SystemExit, match="2"):
         compare_traces.main([str(FLUSH), str(FLUSH), "--checkout", str(ROOT)])

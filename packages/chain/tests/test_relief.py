@@ -402,6 +402,29 @@ def test_a_use_that_opens_or_closes_changes_answers_with_no_unit_changing_hands(
         assert world.chain.units_fit({"state": 15})
 
 
+@pytest.mark.requirement("C11", "C13")
+@pytest.mark.parametrize("cloned", [False, True])
+def test_a_change_whose_epoch_does_not_move_is_found(cloned: bool) -> None:
+    """Also by a clone of the chain that was asked; what may not move is kept under that epoch, too, and is looked up anew."""
+    world = World(layout_of({"state": 112, "full": 48}, 48 + 48 * 40))
+    chain = world.chain
+    pages = world.take(pages=40).pages
+    chain.uses.fix("x", {"full": pages[39:]})
+    chain.uses.fix("y", {"full": pages[:1]})
+    chain.keep_snapshots()
+    if cloned:
+        lengths = {f"ids:{band.name}": world.layout.id_count(band) for band in world.layout.bands}
+        device = NumpyDevice(world.layout.arena_bytes)
+        chain = chain.clone(device, device.create_mirrors(lengths))
+    chain.verify_snapshots()
+    epoch = chain.ledger("full").epoch
+    chain.uses.unfix("x")
+    chain.verify_snapshots()
+    chain.ledger("full").epoch = epoch
+    with pytest.raises(InvariantError, match=r"chain\.snapshot_is_fresh"):
+        chain.verify_snapshots()
+
+
 @pytest.mark.requirement("C6", "C5", "T4")
 @pytest.mark.parametrize("waits", [False, True])
 def test_held_pages_stay_when_they_can_and_move_with_their_hold_when_they_must(waits: bool) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from kvtide.chain import ChainAllocator, TakeRefusal
+from kvtide.device import IntArray
 from kvtide.ledger import Clear, Consumer, FencedBytes, Hazard, PageUsage, PendingPages
 from kvtide.simulation.exhaustive.ordered_device import OrderedDevice
 
@@ -81,6 +82,33 @@ def moves_leave_the_wait_for_writers_out(patch: Patch) -> None:
     patch.setattr(PageUsage, "_check_moved", lambda usage, sources: None)
 
 
+def sub_pages_of_a_page_count_once(patch: Patch) -> None:
+    def unbound(pages: Any, virtual: IntArray, ratio: int) -> None:
+        if pages._bound_counts is not None:
+            left = np.unique(virtual // ratio)
+            pages._bound_counts[left] -= 1
+            pages._space.give_back(left[pages._bound_counts[left] == 0])
+
+    patch.setattr(VirtualPages, "unbound", unbound)
+
+
+def says_nothing(owner: Any, name: str) -> Callable[[Patch], None]:
+    """A call that changes capacity, and does not move the epoch for it."""
+
+    def plant(patch: Patch) -> None:
+        call = getattr(owner, name)
+
+        def call_silently(books: Any, *args: Any) -> Any:
+            before = books.epoch
+            result = call(books, *args)
+            books.epoch -= books.epoch > before
+            return result
+
+        patch.setattr(owner, name, call_silently)
+
+    return plant
+
+
 def a_flush_moves_everything(patch: Patch) -> None:
     patch.setattr(PageUsage, "stopping", lambda usage, sources: np.zeros(len(sources), np.bool_))
 
@@ -114,5 +142,16 @@ SMALL_CANARIES = {
     ),
     "virtual pages are lost": SmallCanary(
         "window-and-full", "ledger_leak", 2, without(VirtualPages, "give_back")
+    ),
+    "sub-pages of one page count once": SmallCanary(
+        "window-only", "ledger_leak", 2, sub_pages_of_a_page_count_once
+    ),
+    "frees say nothing": SmallCanary("two-bands", "unexpected_error", 3, says_nothing(Band, "free")),
+    "new holes say nothing": SmallCanary(
+        "two-bands", "unexpected_error", 4, says_nothing(Band, "_add_holes")
+    ),
+    "uses say nothing": SmallCanary("two-bands", "unexpected_error", 2, says_nothing(PageUsage, "record")),
+    "ends of holds say nothing": SmallCanary(
+        "two-bands", "unexpected_error", 2, says_nothing(PageUsage, "release_hold")
     ),
 }

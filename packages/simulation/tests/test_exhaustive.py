@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
 from kvtide.chain import ChainAllocator
+from kvtide.device import IntArray
 from kvtide.simulation.exhaustive import SHAPES, Action, described, exhaust, repeat
 from kvtide.simulation.exhaustive.command import command
 from kvtide.simulation.exhaustive.small_actions import actions
@@ -64,6 +66,24 @@ def test_a_planted_fault_is_found_with_a_shortest_sequence(
         assert not fails(canary.shape, shorter, canary.check), f"{shorter} is enough"
     monkeypatch.undo()
     assert repeat(SHAPES[canary.shape], found.sequence) is None
+
+
+@pytest.mark.requirement("X4", "C1")
+def test_some_states_are_emptied_to_see_what_they_lose(monkeypatch: pytest.MonkeyPatch) -> None:
+    """State slots that a free does not give back show in no answer until there are none left, but in the books of the empty chain."""
+    free = ChainAllocator.free_state_slots
+
+    def free_and_lose(chain: ChainAllocator, virtual_slots: IntArray) -> None:
+        before = chain._slots._free_count
+        free(chain, virtual_slots)
+        chain._slots._free_count = before
+
+    monkeypatch.setattr(ChainAllocator, "free_state_slots", free_and_lose)
+    found = exhaust(SHAPES["two-bands"], depth=3)
+    assert found.failure is not None
+    assert found.failure.check == "ledger_leak"
+    assert "free" not in {word for word, *_ in found.sequence}
+    assert "with nothing held the books are ((5, 2)," in found.failure.message
 
 
 def fails(shape: str, sequence: Sequence[Action], check: str) -> bool:
@@ -194,8 +214,10 @@ def test_the_command_says_how_far_it_came_and_stops_in_time() -> None:
 
 
 @pytest.mark.requirement("X4")
-def test_the_command_shows_the_first_bad_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Exit status 1, in words, and as what `repeat` takes."""
+def test_the_command_shows_and_keeps_the_first_bad_sequence(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Exit status 1, in words, and as what `repeat` takes; a file of it for who looks later."""
     SMALL_CANARIES["settles wait for nothing"].plant(monkeypatch)
     shown = exhausted("two-bands", "--depth", 4)
     assert shown.exit_code == 1
@@ -205,8 +227,12 @@ def test_the_command_shows_the_first_bad_sequence(monkeypatch: pytest.MonkeyPatc
         "   1 launch a forward that writes all it may\n   2 free unit 5 of band 'full'\n   3 take a page"
         in shown.stdout
     )
-    as_json = json.loads(exhausted("two-bands", "--depth", 4, "--json").stdout)
-    sequence = [tuple(action) for action in as_json["shapes"][0]["failure"]["sequence"]]
+    folder = tmp_path / "kept"
+    as_json = json.loads(exhausted("two-bands", "--depth", 4, "--json", "--out", folder).stdout)
+    kept = json.loads((folder / "exhaust-two-bands.json").read_text(encoding="utf-8"))
+    assert kept["described"][3] == "take a page"
+    assert kept["failure"] == as_json["shapes"][0]["failure"]
+    sequence = [tuple(action) for action in kept["failure"]["sequence"]]
     failure = repeat(SHAPES["two-bands"], sequence)
     assert failure is not None
     assert failure.check == "unordered_overlap"

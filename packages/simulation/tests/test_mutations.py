@@ -16,6 +16,9 @@ from kvtide.simulation.mutations.mutation import Patch
 from kvtide.simulation.mutations.page import ACTIONS, SEEDS, page
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "mutations.md"
+FEW = 10
+"""Seeds that are tried beside the page's, before it counts as old."""
+
 FOUND = [mutation.id for mutation in MUTATIONS.values() if not mutation.unreachable]
 
 
@@ -33,15 +36,17 @@ def found_by() -> dict[str, tuple[int, str]]:
 @pytest.mark.requirement("X1", "X2")
 @pytest.mark.parametrize("name", FOUND)
 def test_a_weakened_rule_is_found(name: str) -> None:
-    """On the page's seed; on another one where the allocator has changed since, for then the page is old and the rule still needed."""
+    """On the page's seed, or one of the first few, whatever has been drawn otherwise since; if not, the page is old."""
     needed, _ = found_by().get(name, (SEEDS.start + 1, ""))
-    likely = SEEDS[needed - 1]
     operations = own_operations()
     with MUTATIONS[name].planted():
         assert any(
             run_seed(seed, ACTIONS, operations).failure is not None
-            for seed in (likely, *(seed for seed in SEEDS if seed != likely))
-        ), f"{len(SEEDS)} seeds do not notice that {MUTATIONS[name].rule!r} is broken"
+            for seed in dict.fromkeys((SEEDS[needed - 1], *SEEDS[:FEW]))
+        ), (
+            f"the page is old: neither its seed {SEEDS[needed - 1]} nor the first {FEW} notice that {MUTATIONS[name].rule!r} "
+            "is broken; `kvtide mutations --out docs/mutations.md` looks in all and writes it anew"
+        )
 
 
 FORESTALLED = {"wrong_binding": "books.frees", "lost_write": "move.pairs"}

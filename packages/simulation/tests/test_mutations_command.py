@@ -64,6 +64,41 @@ def test_the_page_is_written_and_compared(tmp_path: Path, monkeypatch: pytest.Mo
     assert "is not what `kvtide mutations --out" in result.stderr
 
 
+@pytest.mark.requirement("X2")
+def test_survivors_are_compared_with_those_that_the_page_knows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A nightly run that is red of one would not show the second, nor one that is found again; what is found is kept all the same."""
+    survivors = {"wait.settle"}
+
+    def hunted(names: Sequence[str], seeds: range, action_count: int, *, jobs: int) -> Iterator[Hunt]:
+        for name in names:
+            found = Failure(check="lost_write", action_index=3, message="…")
+            is_found = name not in survivors and not MUTATIONS[name].unreachable
+            yield Hunt(
+                mutation=name, seeds_run=2 if is_found else len(seeds), failure=found if is_found else None
+            )
+
+    monkeypatch.setattr("kvtide.simulation.mutations.command.hunt", hunted)
+    path, found = tmp_path / "mutations.md", tmp_path / "found.md"
+    assert mutations("--out", path).exit_code == 1
+    known = mutations("--check", path)
+    assert (known.exit_code, known.stderr) == (0, "")
+    assert "not as they should be: wait.settle" in known.stdout
+    survivors.add("upload.rows")
+    second = mutations("--check", path, "--out", found)
+    assert second.exit_code == 1
+    assert re.search(
+        r"^-\| `upload.rows` .*\| 2 \| `lost_write` \|\n\+\| `upload.rows` .*\| none \|",
+        second.stderr,
+        re.MULTILINE,
+    )
+    assert "wait.settle" not in second.stderr
+    assert "| `upload.rows` " in found.read_text(encoding="utf-8")
+    survivors.clear()
+    assert mutations("--check", path).exit_code == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 import io
 import json
 import os
 import random
+import re
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
@@ -28,12 +28,14 @@ from kvtide.simulation.traces import (
     TraceHeader,
     TraceLine,
     adapter_named,
+    document,
     first_divergence,
     parse_trace,
     read_trace,
     record_seed,
     replay,
     replayed,
+    told,
     with_page_tokens,
 )
 from kvtide.simulation.traces.command import command
@@ -43,10 +45,6 @@ from .trace_stories import STORIES
 HoleSet: Any = import_module("kvtide.chain.hole_set").HoleSet
 ChainUses: Any = import_module("kvtide.chain.uses").ChainUses
 units_of: Any = import_module("kvtide.chain.units").units_of
-
-SCHEMA = Path(__file__).resolve().parents[3] / "docs" / "traces.md"
-"""Not there where the tests run beside the wheel alone."""
-
 
 NOT_IN_A_TRACE: dict[type, set[str]] = {
     ChainAllocator: {
@@ -58,6 +56,8 @@ NOT_IN_A_TRACE: dict[type, set[str]] = {
         "statistics",
         "books",
         "verify_byte_accounting",
+        "keep_snapshots",
+        "verify_snapshots",
         "capacity_decision",
         "available_size",
         "full_available_size",
@@ -108,11 +108,11 @@ def trace_of(
 def test_a_story_is_kept_as_it_is_told(name: str) -> None:
     """The shipped trace is what the story leaves today, and the shipped allocator answers as recorded."""
     path = SCENARIOS / f"{name}.jsonl"
-    told = STORIES[name]().out.getvalue()
+    text = STORIES[name]().out.getvalue()
     if os.environ.get("KVTIDE_WRITE_SCENARIOS"):
-        path.write_text(told, encoding="utf-8")
+        path.write_text(text, encoding="utf-8")
     header, lines = read_trace(path)
-    assert path.read_text(encoding="utf-8") == told
+    assert path.read_text(encoding="utf-8") == text
     assert header.about
     assert replay(header, lines) is None
 
@@ -195,6 +195,64 @@ def test_the_first_divergence_is_the_first_call_that_is_answered_otherwise(
 
 
 @pytest.mark.requirement("X3")
+@pytest.mark.parametrize("place", [0, 3])
+def test_an_implementation_that_raises_diverges_there(place: int) -> None:
+    """Also one that cannot be made; what it did by then nobody knows, so it is asked nothing more."""
+    header, lines = read_trace(SCENARIOS / "float-in-the-way.jsonl")
+    performed = []
+
+    class Breaking(ChainAdapter):
+        def __init__(self, header: TraceHeader) -> None:
+            super().__init__(header)
+            if place == 0:
+                raise KeyError("no such band")
+
+        def perform(self, call: str, args: Mapping[str, Any]) -> dict[str, Any]:
+            performed.append(call)
+            if len(performed) > place:
+                raise KeyError("no such band")
+            return super().perform(call, args)
+
+    found = replay(header, lines, Breaking)
+    assert found is not None
+    assert (found.place, found.what, found.first) == (place, "answer", lines[place].answer)
+    assert found.second == {"raised": "KeyError", "message": "'no such band'"}
+    assert len(performed) == (place + 1 if place else 0)
+
+
+@pytest.mark.requirement("X3")
+def test_of_states_that_differ_the_parts_are_told_that_do() -> None:
+    """A band and its figures, the first units bound otherwise; where a side does not tell what it binds, none."""
+    header, lines = read_trace(SCENARIOS / "float-in-the-way.jsonl")
+
+    class Swapped(ChainAdapter):
+        def state(self) -> dict[str, Any]:
+            found = super().state()
+            return {**found, "bands": {**found["bands"], "full": [9]}, "tables": "otherwise"}
+
+        def tables(self) -> dict[str, IntArray]:
+            found = dict(super().tables())
+            found["full"] = found["full"][[0, 2, 1, *range(3, len(found["full"]))]]
+            return found
+
+    found = replay(header, lines, Swapped)
+    assert found is not None
+    assert [tuple(unit) for unit in found.units] == [("full", 1, 9, 8), ("full", 2, 8, 9)]
+    assert document(found)["first"] == {
+        "bands": {"full": [8, 10, 2, 0, 0, 0, 0, 0]},
+        "tables": "769a806aa56beee5",
+    }
+    assert document(found)["second"] == {"bands": {"full": [9]}, "tables": "otherwise"}
+    shown = "\n".join(told(found, lines, around=1))
+    assert "band 'full' binds unit 2 to 8 in recorded, to 9 in found" in shown
+    assert "window-4" not in shown.split("state recorded")[1].split("band 'full'")[0]
+    untold = [line._replace(rebound={}) for line in lines]
+    found = replay(header, untold, Swapped)
+    assert found is not None
+    assert (found.what, found.units) == ("state", ())
+
+
+@pytest.mark.requirement("X3")
 def test_an_adapter_need_not_know_all_of_its_state(operations: dict[str, Operation]) -> None:
     """Another implementation tells what it can; what both tell is compared."""
 
@@ -231,52 +289,6 @@ def diverged_stories(
     return {story: divergence.what for story, divergence in found.items() if divergence is not None}
 
 
-# ── the format ──
-
-
-@pytest.mark.requirement("X3")
-def test_every_call_is_written_down_and_can_be_made(operations: dict[str, Operation]) -> None:
-    """Each call of the table is a method, with those parameters, and stands in the schema's page."""
-    owners = {"chain": ChainAllocator, "uses": ChainUses, "steps": ForwardSteps}
-    for call, parameters in CALLS.items():
-        target, _, name = call.partition(".")
-        signature = inspect.signature(getattr(owners[target], name))
-        assert list(signature.parameters)[1:] == list(parameters), call
-        if SCHEMA.exists():
-            assert f"`{call}`" in SCHEMA.read_text(encoding="utf-8"), call
-
-
-@pytest.mark.requirement("X3")
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        ("", "line 1"),
-        ("{}", "version is None"),
-        ('{"trace": 2}', "version is 2, this one reads 1"),
-        ("[]", "line 1"),
-    ],
-)
-def test_what_is_no_trace_is_refused_with_its_line(text: str, why: str) -> None:
-    """People hand in the wrong file."""
-    with pytest.raises(TraceError, match=why):
-        parse_trace(text.splitlines(), "a file")
-
-
-def test_a_broken_line_is_named(operations: dict[str, Operation]) -> None:
-    """Of thousands."""
-    text = (SCENARIOS / "float-in-the-way.jsonl").read_text(encoding="utf-8").splitlines()
-    text[4] = '{"call": "chain.take"}'
-    with pytest.raises(TraceError, match="a file, line 5: no trace: KeyError"):
-        parse_trace(text, "a file")
-
-
-def test_lines_say_a_state_only_where_it_changes() -> None:
-    """Questions change nothing, and traces are long."""
-    text = (SCENARIOS / "state-slots-exhausted.jsonl").read_text(encoding="utf-8").splitlines()
-    said = ["state" in json.loads(line) for line in text[1:]]
-    assert said == [True, False, False, False, True, True, False]
-
-
 # ── the command ──
 
 
@@ -305,6 +317,11 @@ def test_the_command_replays_compares_and_writes(tmp_path: Path) -> None:
     assert invoked(changed, "--write", written).exit_code == 1
     assert written.read_text(encoding="utf-8").splitlines() == lines
     assert invoked(tmp_path / "none.jsonl").exit_code == 2
+    none = tmp_path / "is-none.jsonl"
+    none.write_text("\n".join([*lines[:3], lines[3].replace('"args":{', '"args":{"other":1},"more":{')]))
+    refused = invoked(none)
+    assert refused.exit_code == 3
+    assert re.search(r"is-none.jsonl, line 4: the args of [\w.]+ are without", refused.stderr)
     assert invoked(trace, "--adapter", "kvtide.simulation:nobody").exit_code == 2
 
 

@@ -153,15 +153,7 @@ class ChainAllocator:
             _debts=self._debts.clone(),
             _estimates=Estimates(bands, pages, self._checks),
             _wait_for_transfers=waiter,
-            _relief=Relief(
-                bands,
-                fences,
-                device,
-                steps,
-                waiter,
-                checks=self._checks,
-                rearrangement_count=self._relief.rearrangement_count,
-            ),
+            _relief=self._relief.clone(bands, fences, device, steps, waiter),
             uses=uses,
         )
 
@@ -404,8 +396,17 @@ class ChainAllocator:
                     "a band grew into its neighbour",
                 )
             edge_byte, edge_name = end_byte, f"band {name!r}"
-        self._relief.verify()
+        self.verify_snapshots()
+        self.keep_snapshots()
         self.steps.check_idle(sum(len(band.pending) for band in self._bands))
+
+    def keep_snapshots(self) -> None:
+        """Look at what every question is answered from, as if all were asked: `verify_snapshots` tells later if it went stale."""
+        self._relief.keep()
+
+    def verify_snapshots(self) -> None:
+        """Raise `InvariantError` if a question would now be answered from what the chain was before: an epoch did not move (C11)."""
+        self._relief.verify()
 
     # ── estimates: for logs, metrics and error text (C9) ──
 

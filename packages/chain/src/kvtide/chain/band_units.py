@@ -181,6 +181,10 @@ class BandUnits:
             return min(self._anchor - kept, int(stays.min(initial=self._anchor))), self._anchor
         return self._anchor, max(self._anchor + kept, int(stays.max(initial=self._anchor - 1)) + 1)
 
+    def forget_staying(self) -> None:
+        """Look up anew what may not move, whether or not the ledger says that it has changed: for checks of that."""
+        self._stays = None
+
     def verify_counts(self) -> None:
         """Raise `InvariantError` unless every unit of the span is counted once, as live or as one kind of free (C11)."""
         live = self.live_pages()

@@ -8,6 +8,10 @@
 | holes | what of a span is nothing else |
 | which ids are free, their order | ids mean nothing but identity |
 | counts of what was done, epochs | for statistics, and to know a kept snapshot from a stale one |
+| kept snapshots, looked-up units that stay | they say what the books say, or `verify_snapshots` finds them stale |
+| counts of bound (sub-)pages by virtual page | the bound units, counted |
+| through which forward the host has synchronised | it makes processing too early an error, and nothing else |
+| whether a transfer ended since vacated units were collected, which batch one stands in | what nobody reads any more comes back all the same |
 | batches of pages that wait for one forward | they return together (row L3) |
 
 It looks at every unit of every span, in Python: for searches on tiny arenas, traces, and tests.

@@ -23,7 +23,15 @@ from kvtide.chain.move_order import move_order
 from kvtide.chain.pricing import LayoutPlan, Rearrangement, feasible, first_plan, plan
 from kvtide.chain.snapshot import ChainSnapshot
 from kvtide.device import Device
-from kvtide.ledger import FencedBytes, ForwardSteps, Hazard, InvariantChecks, InvariantError, NetworkTransfer
+from kvtide.ledger import (
+    FencedBytes,
+    ForwardSteps,
+    Hazard,
+    InvariantChecks,
+    InvariantError,
+    NetworkTransfer,
+    clone_of,
+)
 from kvtide.plan import Growth
 
 log = structlog.get_logger(__name__)
@@ -52,7 +60,6 @@ class Relief:
         wait_for_transfers: TransferWaiter | None,
         *,
         checks: InvariantChecks,
-        rearrangement_count: int = 0,
     ) -> None:
         """Over `bands`. Without a waiter, layouts that need one are none: what transfers touch stays where it is."""
         self._bands = bands
@@ -63,10 +70,28 @@ class Relief:
         self._checks = checks
         self._snapshots: dict[bool, ChainSnapshot] = {}
         self._epoch = -1
-        self.rearrangement_count = rearrangement_count
+        self.rearrangement_count = 0
         """Plans realized since the start that compact or relocate a band."""
         self.host_wait_count = 0
         """Times that the host waited for transfers."""
+
+    def clone(
+        self,
+        bands: ChainBands,
+        fences: FencedBytes,
+        device: Device,
+        steps: ForwardSteps,
+        wait_for_transfers: TransferWaiter | None,
+    ) -> Relief:
+        """The same road over clones of the bands, whose epochs are those of these: what is kept of their state stays good (row C13)."""
+        return clone_of(
+            self,
+            _bands=bands,
+            _fences=fences,
+            _device=device,
+            _steps=steps,
+            _wait_for_transfers=wait_for_transfers,
+        )
 
     # ── questions ──
 
@@ -75,7 +100,7 @@ class Relief:
 
         Held units move like any other, unless `holds_stay` counts them among what transfers touch.
         """
-        epoch = sum(band.epoch + band.usage.epoch for band in self._bands)
+        epoch = self._epoch_now()
         if epoch != self._epoch:
             self._snapshots.clear()
             self._epoch = epoch
@@ -95,15 +120,25 @@ class Relief:
         """Whether what transfers touch cannot be had: nobody would wait for them."""
         return self._wait_for_transfers is None
 
+    def keep(self) -> None:
+        """Look, and keep both kinds of snapshots, so that a later `verify` can tell what has changed without a word."""
+        for holds_stay in (False, True):
+            self.snapshot(holds_stay=holds_stay)
+
     def verify(self) -> None:
-        """Raise `InvariantError` if the snapshot that is kept is stale (C11)."""
-        kept, fresh = self.snapshot(), self._look(holds_stay=False)
-        if kept[1:] != fresh[1:]:  # The grids are the same object.
-            raise InvariantError(
-                "chain.snapshot_is_fresh",
-                f"the snapshot kept says {kept.bands}, {kept.network_bytes}, the bands say {fresh.bands}, {fresh.network_bytes}",
-                "a change of capacity did not move its epoch",
-            )
+        """Raise `InvariantError` if a snapshot that is kept is stale, and would be used (C11)."""
+        if self._epoch != self._epoch_now():
+            return
+        for band in self._bands:
+            band.forget_staying()
+        for holds_stay, kept in self._snapshots.items():
+            fresh = self._look(holds_stay=holds_stay)
+            if kept[1:] != fresh[1:]:  # The grids are the same object.
+                raise InvariantError(
+                    "chain.snapshot_is_fresh",
+                    f"the snapshot kept says {kept[1:]}, the bands say {fresh[1:]}",
+                    "a change of capacity did not move its epoch",
+                )
 
     # ── the five steps ──
 
@@ -243,6 +278,9 @@ class Relief:
         )
 
     # ── helpers ──
+
+    def _epoch_now(self) -> int:
+        return sum([band.epoch + band.usage.epoch for band in self._bands])
 
     def _flush_target(self, place: int, planned: LayoutPlan, *, holds_stay: bool) -> tuple[int, int]:
         """First and end page of an end once it is flushed: back `FLUSH_REACH` times as far as others need, if it can go so far."""

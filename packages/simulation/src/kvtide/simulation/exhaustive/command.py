@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -41,6 +42,12 @@ from kvtide.simulation.sweep import quiet_logs
     help="Try actions of this word, and of others so named; sequences get longer. May be repeated.",
 )
 @click.option("--jobs", type=click.IntRange(1, 1_024), default=1, show_default=True, help="Processes.")
+@click.option(
+    "--out",
+    "folder",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Write each bad sequence to a file in this folder; made when there is one.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout instead of a table.")
 @click.pass_context
 def command(
@@ -51,6 +58,7 @@ def command(
     seconds: float,
     words: Sequence[str],
     jobs: int,
+    folder: Path | None,
     as_json: bool,
 ) -> None:
     """Try every sequence of operations on tiny arenas; exit status 1 with the first bad one.
@@ -70,6 +78,8 @@ def command(
         found.append(
             exhaust(SHAPES[name], depth=depth, seconds=seconds, words=words, jobs=jobs, on_layer=tell)
         )
+        if folder is not None and found[-1].failure is not None:
+            _save(folder, found[-1])
     if as_json:
         document = {"versions": installed_versions(), "shapes": [_document(each) for each in found]}
         click.echo(json.dumps(document, ensure_ascii=False))
@@ -111,6 +121,21 @@ def _print(console: Console, found: Sequence[Exhausted]) -> None:
             console.print(line, markup=False, highlight=False, soft_wrap=True)
     if all(each.failure is None for each in found):
         console.print("every check held", highlight=False)
+
+
+def _save(folder: Path, bad: Exhausted) -> None:
+    path = folder / f"exhaust-{bad.shape}.json"
+    document = {
+        "versions": installed_versions(),
+        **_document(bad),
+        "described": [described(SHAPES[bad.shape], action) for action in bad.sequence],
+    }
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(document, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise click.UsageError(f"--out {str(folder)!r}: {error.strerror or error}") from error
+    click.echo(f"{path} holds a bad sequence", err=True)
 
 
 def _document(each: Exhausted) -> dict[str, Any]:

@@ -107,6 +107,7 @@ class Explorer:
         self._words = frozenset(words)
         self._placements = Placements(self.facts.layout)
         root = SmallWorld(self.facts)
+        self._empty = root.chain.books()
         self.root_digest = root.digest()
         """Of the state with nothing held."""
         self._known = {self.root_digest}
@@ -131,6 +132,8 @@ class Explorer:
     def _expand(self, sequence: Path) -> Iterator[tuple[Action, int]]:
         world = self._at(sequence)
         before = world.form()
+        # Its clones carry what questions are answered from: if an action changes capacity without a word, that is stale.
+        world.chain.keep_snapshots()
         for action in list(actions(world)):
             if self._words and action[0] not in self._words:
                 continue
@@ -144,12 +147,14 @@ class Explorer:
                 continue
             after = world.clone()
             self._outcomes[str(action[0]), step(after, action)] += 1
+            # Of every action: two that lead to one state may change it by different rules.
+            after.chain.verify_snapshots()
             digest = after.digest()
             if digest not in self._known:
                 self._known.add(digest)
                 check_state(after, self._placements)
                 if digest % _DRAINED == 0:
-                    check_drains(after)
+                    check_drains(after, self._empty)
                 yield action, digest
 
     def _at(self, sequence: Path) -> SmallWorld:
@@ -253,6 +258,7 @@ def repeat(shape: Shape, sequence: Sequence[Action]) -> Failure | None:
     """Do a sequence again, every check after each action; what fails."""
     facts = Facts(shape)
     world, placements = SmallWorld(facts), Placements(facts.layout)
+    world.chain.keep_snapshots()
     for place, action in enumerate(sequence):
         try:
             step(world, action)

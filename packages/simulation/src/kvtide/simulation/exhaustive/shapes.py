@@ -132,12 +132,12 @@ SHAPES: Mapping[str, Shape] = MappingProxyType(
             Shape(
                 name="window-only",
                 bands=(
-                    BandDraft(kind="window", window_tokens=4, entry_bytes=48),
-                    attrs.evolve(_WINDOW, entry_bytes=32),
+                    BandDraft(kind="window", window_tokens=4, entry_bytes=24, page_tokens=2),
+                    _WINDOW,
                 ),
-                arena_bytes=80 + 176,
+                arena_bytes=80 + 208,
                 takes=(_PAGE, _PROMISED, _OWNED, _HELD),
-                room=({"window-2": 2}, {"window-4": 2}),
+                room=({"window-2": 3}, {"window-4": 2}),
                 questions=({"window-4": 1, "window-2": 2}, {"window-4": 1}),
             ),
         )

@@ -2,13 +2,15 @@
 
 | holds | against |
 | - | - |
-| every byte has at most one owner, every unit is counted once, no kept snapshot is stale | `verify_byte_accounting` |
+| every byte has at most one owner, every unit is counted once | `verify_byte_accounting` |
 | what is bound is what somebody holds; units lie apart, inside the arena and behind the prefix | the shadow |
+| virtual pages are minted while some band binds a part of them, and only then | the shadow |
 | what is fixed or under a transfer lies where it lay, and nobody else has its bytes | the shadow |
 | a forward that has retired lies behind the schedule stream | the order of accesses |
 | nothing pends behind a forward that is over | forwards in flight |
 | `units_fit` and `admits` say yes exactly where some layout holds | an exhaustive placement (`reach`) |
-| with everything ended and freed, nothing is left | some states, chosen by their digest |
+| questions are answered from what the chain is now (looked at after every action) | `verify_snapshots` |
+| with everything ended and freed, books are those of a new chain | some states, chosen by their digest |
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ class Placements:
         self._known: dict[tuple[tuple[Need, ...], tuple[tuple[int, int], ...]], bool] = {}
         self.asked: set[tuple[object, ...]] = set()
         """Facts of capacity about which the allocator has answered: spans, live units, counts, what stays. Its answers are pure
-        functions of them (D4), as long as no snapshot is stale, which is looked at in every state."""
+        functions of them (D4), as long as no snapshot is stale, which is looked at after every action."""
 
     def holds(self, needs: tuple[Need, ...], blocked: tuple[tuple[int, int], ...]) -> bool:
         """Whether bands can stand so (`some_layout_holds`)."""
@@ -50,6 +52,7 @@ def check_state(world: SmallWorld, placements: Placements) -> None:
     owners = _check_bindings(world)
     _check_claims(world, owners)
     statistics = world.chain.statistics()
+    _check_ids(world, statistics)
     _check_order(world, statistics)
     _check_answers(world, statistics, placements)
 
@@ -74,6 +77,15 @@ def _check_bindings(world: SmallWorld) -> dict[int, tuple[int, int]]:
                     )
                 owners[cell] = band.place, virtual
     return owners
+
+
+def _check_ids(world: SmallWorld, statistics: ChainStatistics) -> None:
+    pages = {virtual // band.ratio for band in world.facts.attention for virtual in world.held[band.place]}
+    minted = max(world.facts.layout.virtual_page_count - 1, 0) - statistics.free_page_ids
+    if minted != len(pages):
+        raise CheckFailedError(
+            "ledger_leak", f"{minted} virtual pages are not free, parts are held of {len(pages)}"
+        )
 
 
 def _check_claims(world: SmallWorld, owners: Mapping[int, tuple[int, int]]) -> None:
@@ -172,8 +184,8 @@ def _check_answers(world: SmallWorld, statistics: ChainStatistics, placements: P
                 break
 
 
-def check_drains(world: SmallWorld) -> None:
-    """Raise unless the state, once everything is ended and freed, leaves an empty arena; the state is used up."""
+def check_drains(world: SmallWorld, empty: tuple[object, ...]) -> None:
+    """Raise unless the state, once everything is ended and freed, has the books of an empty chain; the state is used up."""
     while world.flying:
         step(world, ("process",))
     for use in list(world.uses()):
@@ -199,6 +211,8 @@ def check_drains(world: SmallWorld) -> None:
                 "ledger_leak",
                 f"band {band.name!r} still spans {span} with nothing held, clear: {ledger.is_clear}",
             )
-    layout = world.facts.layout
-    if world.chain.statistics().free_page_ids != max(layout.virtual_page_count - 1, 0):
-        raise CheckFailedError("ledger_leak", "virtual pages are missing with nothing held")
+    left = world.chain.books()
+    if left != empty:
+        raise CheckFailedError(
+            "ledger_leak", f"with nothing held the books are {left}, those of a new chain {empty}"
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import time
 from pathlib import Path
@@ -49,7 +50,10 @@ def command(
     compared: Path | None,
     as_json: bool,
 ) -> None:
-    """Weaken rules of the allocator one at a time, all of them or those named; exit status 1 when the simulation does not notice one."""
+    """Weaken rules of the allocator one at a time, all of them or those named.
+
+    Exit status 1 when the simulation does not notice one; with --check, when anything is otherwise than that page says, survivors too.
+    """
     quiet_logs()
     if (written or compared) and (names or seeds != SEEDS or action_count != ACTIONS):
         raise click.UsageError(
@@ -75,18 +79,25 @@ def command(
             written.write_text(page(hunts), encoding="utf-8")
         except OSError as error:
             raise click.UsageError(f"--out {str(written)!r}: {error.strerror or error}") from error
-    if wrong or (compared is not None and not _is_current(compared, hunts)):
+    # A page says which mutations survive: what it knows of is open, not new.
+    if wrong if compared is None else not _is_current(compared, hunts):
         context.exit(1)
 
 
 def _is_current(path: Path, hunts: list[Hunt]) -> bool:
+    """Whether a page says what was found, every survivor among it; says what differs."""
     try:
-        is_current = path.read_text(encoding="utf-8") == page(hunts)
+        was = path.read_text(encoding="utf-8")
     except OSError as error:
         raise click.UsageError(f"--check {str(path)!r}: {error.strerror or error}") from error
-    if not is_current:
-        click.echo(f"{path} is not what `kvtide mutations --out {path}` writes now", err=True)
-    return is_current
+    now = page(hunts)
+    if was != now:
+        click.echo(f"{path} is not what `kvtide mutations --out {path}` writes now:", err=True)
+        differences = difflib.unified_diff(
+            was.splitlines(), now.splitlines(), str(path), "found", "", "", 0, ""
+        )
+        click.echo("\n".join(differences), err=True)
+    return was == now
 
 
 def _print(console: Console, hunts: list[Hunt], wrong: list[str], seconds: float) -> None:

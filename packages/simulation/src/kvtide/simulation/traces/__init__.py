@@ -18,17 +18,17 @@ from kvtide.simulation.traces.replay import (
     replayed,
 )
 from kvtide.simulation.traces.seeds import record_seed, with_page_tokens
+from kvtide.simulation.traces.tables import UnitDifference
 from kvtide.simulation.traces.telling import document, told
-from kvtide.simulation.traces.trace_calls import CALLS
 from kvtide.simulation.traces.trace_format import (
     VERSION,
-    TraceError,
     TraceHeader,
     TraceLine,
     TraceWriter,
     parse_trace,
     read_trace,
 )
+from kvtide.simulation.traces.trace_schema import CALLS, TraceError
 
 SCENARIOS = Path(__file__).parent / "scenarios"
 """Folder of traces of cases that matter, one file each."""
@@ -46,6 +46,7 @@ __all__ = [
     "TraceLine",
     "TraceRecorder",
     "TraceWriter",
+    "UnitDifference",
     "adapter_named",
     "document",
     "first_divergence",

@@ -8,9 +8,13 @@ from pathlib import Path
 import click
 
 from kvtide.simulation.sweep import quiet_logs
-from kvtide.simulation.traces.replay import adapter_named, first_divergence, replayed
+from kvtide.simulation.traces.replay import adapter_named, differs, first_divergence, replayed
 from kvtide.simulation.traces.telling import document, told
-from kvtide.simulation.traces.trace_format import TraceError, TraceLine, TraceWriter, read_trace
+from kvtide.simulation.traces.trace_format import TraceLine, TraceWriter, read_trace
+from kvtide.simulation.traces.trace_schema import TraceError
+
+NO_TRACE = 3
+"""Exit status for a file that is no trace; 2 is for what cannot be read or run at all."""
 
 
 @click.command(name="replay", context_settings={"help_option_names": ["-h", "--help"]})
@@ -40,23 +44,32 @@ from kvtide.simulation.traces.trace_format import TraceError, TraceLine, TraceWr
 def command(
     context: click.Context, *, trace: Path, adapter: str, around: int, written: Path | None, as_json: bool
 ) -> None:
-    """Replay TRACE; exit status 1 with the first divergence, 0 where every answer and state is as recorded."""
+    """Replay TRACE; exit status 1 with the first divergence, 0 where every answer and state is as recorded, 3 for what is no trace.
+
+    What the implementation raises, other than as an allocator answers, is a divergence, and ends the replay.
+    """
     quiet_logs()
     try:
-        header, recorded = read_trace(trace)
         factory = adapter_named(adapter)
+    except TraceError as error:
+        raise click.UsageError(str(error)) from error
+    try:
+        header, recorded = read_trace(trace)
         # To write, go on to the end; otherwise what follows a divergence says nothing.
         found: list[TraceLine] = []
         for line in replayed(header, recorded, factory):
             found.append(line)
-            if written is None and first_divergence(recorded[len(found) - 1 : len(found)], found[-1:]):
+            if written is None and differs(recorded[len(found) - 1], line):
                 break
         if written is not None:
             with written.open("w", encoding="utf-8") as out:
                 writer = TraceWriter(out, header)
                 for line in found:
                     writer.write(line)
-    except (TraceError, OSError) as error:
+    except TraceError as error:
+        click.echo(str(error), err=True)
+        context.exit(NO_TRACE)
+    except OSError as error:
         raise click.UsageError(f"{trace}: {error}") from error
     divergence = first_divergence(recorded[: len(found)], found)
     if as_json:

@@ -12,12 +12,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TextIO
 
-import numpy as np
-
 from kvtide.chain import ChainAllocator, Taken
 from kvtide.ledger import ForwardSteps
-from kvtide.simulation.traces.trace_calls import CALLS, ERRORS, Names, encoded_answer, encoded_error
-from kvtide.simulation.traces.trace_format import TraceError, TraceHeader, TraceLine, TraceWriter
+from kvtide.simulation.traces.tables import TableChanges, tables_of
+from kvtide.simulation.traces.trace_calls import ERRORS, Names, encoded_answer, encoded_error
+from kvtide.simulation.traces.trace_format import TraceHeader, TraceLine, TraceWriter
+from kvtide.simulation.traces.trace_schema import CALLS, TraceError
 
 
 class TraceRecorder:
@@ -28,6 +28,7 @@ class TraceRecorder:
         self._writer = TraceWriter(out, header)
         self._names = Names()
         self._chain = chain
+        self._changes = TableChanges(tables_of(chain))
         self._depth = 0
         self._waited: list[str] = []
         self.steps: Any = _Recorded(self, "steps", chain.steps)
@@ -86,7 +87,8 @@ class TraceRecorder:
     def _write(self, name: str, arguments: dict[str, Any], answer: dict[str, Any]) -> None:
         if self._waited:
             answer = {**answer, "waited": self._waited}
-        self._writer.write(TraceLine(name, arguments, answer, state_of(self._chain)))
+        rebound = self._changes.since_last(tables_of(self._chain))
+        self._writer.write(TraceLine(name, arguments, answer, state_of(self._chain), rebound))
 
 
 class _Recorded:
@@ -110,7 +112,7 @@ def state_of(chain: ChainAllocator) -> dict[str, Any]:
     """
     figures = {}
     digest = hashlib.blake2b(digest_size=8)
-    for band, grid in zip(chain.statistics().bands, chain.layout.bands, strict=True):
+    for band in chain.statistics().bands:
         span = chain.span(band.name)
         figures[band.name] = [
             span.first_page,
@@ -122,7 +124,7 @@ def state_of(chain: ChainAllocator) -> dict[str, Any]:
             band.withheld_units,
             band.moved_units,
         ]
-        table = chain.physical_units(band.name, np.arange(chain.layout.id_count(grid)))
+    for table in tables_of(chain).values():
         digest.update(table.astype("<i8").tobytes())
     steps: ForwardSteps = chain.steps
     return {"bands": figures, "retired": steps.retired_through, "tables": digest.hexdigest()}

@@ -8,14 +8,29 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from kvtide.chain import ChainAllocator, Taken
 from kvtide.device import Event, NumpyDevice
 from kvtide.ledger import ForwardSteps, NetworkTransfer
 from kvtide.simulation.traces.recorder import state_of
-from kvtide.simulation.traces.trace_calls import CALLS, ERRORS, Names, encoded_answer, encoded_error
-from kvtide.simulation.traces.trace_format import TraceError, TraceHeader, TraceLine
+from kvtide.simulation.traces.tables import (
+    TableChanges,
+    Tables,
+    UnitDifference,
+    tables_of,
+    units_that_differ,
+)
+from kvtide.simulation.traces.trace_calls import (
+    ERRORS,
+    Names,
+    encoded_answer,
+    encoded_error,
+    encoded_fault,
+)
+from kvtide.simulation.traces.trace_format import TraceHeader, TraceLine
+from kvtide.simulation.traces.trace_schema import CALLS, TraceError
 
 
 class TraceAdapter(Protocol):
@@ -25,8 +40,15 @@ class TraceAdapter(Protocol):
         """Make one call of `CALLS`, with arguments as the trace has them; its answer as a trace would have it."""
 
     def state(self) -> dict[str, Any]:
-        """The state as a trace would have it; what is left out is not compared."""
+        """The state as a trace would have it; what is left out is not compared.
 
+        An implementation may also have `tables()`: band → physical unit of every virtual one, as arrays. Where states differ, it
+        is by them that units are named.
+        """
+
+
+UNITS_NAMED = 4
+"""Of those that two lives bind otherwise."""
 
 AdapterFactory: TypeAlias = Callable[[TraceHeader], TraceAdapter]
 """Makes a new implementation with empty bands."""
@@ -52,7 +74,7 @@ class ChainAdapter:
         self._waited: list[str] = []
 
     def perform(self, call: str, args: Mapping[str, Any]) -> dict[str, Any]:
-        """See `TraceAdapter.perform`; raises `TraceError` for a call that no trace holds."""
+        """See `TraceAdapter.perform`; raises `TraceError` for a call that no trace holds, and what is no answer of an allocator."""
         if call not in CALLS:
             raise TraceError(f"no call {call!r}; a trace holds {list(CALLS)}")
         target, _, name = call.partition(".")
@@ -76,6 +98,10 @@ class ChainAdapter:
     def state(self) -> dict[str, Any]:
         """See `TraceAdapter.state`."""
         return state_of(self._chain)
+
+    def tables(self) -> Tables:
+        """See `TraceAdapter.state`."""
+        return tables_of(self._chain)
 
     def _record_event(self) -> Event:
         return self._device.record_event(self._device.forward_stream)
@@ -101,27 +127,47 @@ class Divergence(NamedTuple):
     second: Any
     """What the second has."""
 
+    units: tuple[UnitDifference, ...] = ()
+    """Where both tell what they bind: the first units that they bind otherwise."""
+
 
 def replayed(
     header: TraceHeader, lines: Sequence[TraceLine], adapter: AdapterFactory = ChainAdapter
 ) -> Iterator[TraceLine]:
-    """The same calls on an implementation, with its own answers and states."""
-    implementation = adapter(header)
+    """The same calls on an implementation, with its own answers and states.
+
+    Whatever it raises is its answer to that call, and the last: nobody knows what it has done by then.
+    """
+    told = 0
+    try:
+        for found in _lived(lines, adapter(header)):
+            yield found
+            told += 1
+    except Exception as error:
+        if told == len(lines):
+            raise
+        yield TraceLine(lines[told].call, lines[told].args, encoded_fault(error), {})
+
+
+def _lived(lines: Sequence[TraceLine], implementation: TraceAdapter) -> Iterator[TraceLine]:
+    tables: Callable[[], Tables] | None = getattr(implementation, "tables", None)
+    changes = None if tables is None else TableChanges(tables())
     for line in lines:
         answer = implementation.perform(line.call, line.args)
-        yield TraceLine(line.call, line.args, answer, implementation.state())
+        rebound = {} if tables is None or changes is None else changes.since_last(tables())
+        yield TraceLine(line.call, line.args, answer, implementation.state(), rebound)
 
 
 def replay(
     header: TraceHeader, lines: Sequence[TraceLine], adapter: AdapterFactory = ChainAdapter
 ) -> Divergence | None:
     """Replay until an answer or a state differs from the recorded one; `None` when none does."""
-    found = replayed(header, lines, adapter)
-    for place, (recorded, own) in enumerate(zip(lines, found, strict=True)):
-        difference = _difference(place, recorded, own)
-        if difference is not None:
-            return difference
-    return None
+    found: list[TraceLine] = []
+    for line, own in zip(lines, replayed(header, lines, adapter), strict=False):
+        found.append(own)
+        if differs(line, own):
+            break
+    return first_divergence(lines[: len(found)], found)
 
 
 def first_divergence(first: Sequence[TraceLine], second: Sequence[TraceLine]) -> Divergence | None:
@@ -129,14 +175,23 @@ def first_divergence(first: Sequence[TraceLine], second: Sequence[TraceLine]) ->
     for place, (one, other) in enumerate(zip(first, second, strict=False)):
         if (one.call, one.args) != (other.call, other.args):
             return Divergence(place, "call", [one.call, one.args], [other.call, other.args])
-        difference = _difference(place, one, other)
-        if difference is not None:
-            return difference
+        if one.answer != other.answer:
+            return Divergence(place, "answer", one.answer, other.answer)
+        if differs(one, other):
+            units = units_that_differ(first[: place + 1], second[: place + 1])
+            return Divergence(place, "state", one.state, other.state, tuple(islice(units, UNITS_NAMED)))
     if len(first) != len(second):
         place = min(len(first), len(second))
-        ends = [lines[place].call if place < len(lines) else None for lines in (first, second)]
-        return Divergence(place, "length", *ends)
+        one_end, other_end = (lines[place].call if place < len(lines) else None for lines in (first, second))
+        return Divergence(place, "length", one_end, other_end)
     return None
+
+
+def differs(one: TraceLine, other: TraceLine) -> bool:
+    """Whether a call is answered otherwise, or leaves another state."""
+    # An implementation may know less of itself than the allocator that ships.
+    known = one.state.keys() & other.state.keys()
+    return one.answer != other.answer or any(one.state[key] != other.state[key] for key in known)
 
 
 def adapter_named(name: str) -> AdapterFactory:
@@ -147,12 +202,3 @@ def adapter_named(name: str) -> AdapterFactory:
     except (ImportError, AttributeError, ValueError) as error:
         raise TraceError(f"no adapter {name!r}, which should be module:factory: {error}") from error
     return factory
-
-
-def _difference(place: int, one: TraceLine, other: TraceLine) -> Divergence | None:
-    if one.answer != other.answer:
-        return Divergence(place, "answer", one.answer, other.answer)
-    # An implementation may know less of itself than the allocator that ships.
-    if any(one.state[key] != other.state[key] for key in one.state.keys() & other.state.keys()):
-        return Divergence(place, "state", one.state, other.state)
-    return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from kvtide.simulation.traces.replay import Divergence
@@ -28,20 +28,42 @@ def told(
         yield f"         state {_json(lines[place - 1].state)}"
     if place < len(lines):
         yield f"> {place + _LINES_BEFORE:6} {_call(lines[place])}"
-    yield f"         {divergence.what} {first}: {_json(divergence.first)}"
-    yield f"         {divergence.what} {second}: {_json(divergence.second)}"
+    for name, found in zip((first, second), _parts_that_differ(divergence), strict=True):
+        yield f"         {divergence.what} {name}: {_json(found)}"
+    for unit in divergence.units:
+        one, other = ("nothing" if place is None else place for place in (unit.first, unit.second))
+        yield f"         band {unit.band!r} binds unit {unit.virtual} to {one} in {first}, to {other} in {second}"
     for after in range(place + 1, min(place + 1 + around, len(lines))):
         yield f"  {after + _LINES_BEFORE:6} {_call(lines[after])} → {_json(lines[after].answer)}"
 
 
 def document(divergence: Divergence) -> dict[str, Any]:
     """As JSON; `line` is that of a trace file."""
+    first, second = _parts_that_differ(divergence)
     return {
         "line": divergence.place + _LINES_BEFORE,
         "what": divergence.what,
-        "first": divergence.first,
-        "second": divergence.second,
+        "first": first,
+        "second": second,
+        "units": [unit._asdict() for unit in divergence.units],
     }
+
+
+def _parts_that_differ(divergence: Divergence) -> tuple[Any, Any]:
+    """What the two sides have there; of states no more than differs."""
+    if divergence.what != "state":
+        return divergence.first, divergence.second
+    return _apart(divergence.first, divergence.second)
+
+
+def _apart(one: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    found: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
+    for key in one.keys() & other.keys():
+        if one[key] == other[key]:
+            continue
+        are_objects = isinstance(one[key], Mapping) and isinstance(other[key], Mapping)
+        found[0][key], found[1][key] = _apart(one[key], other[key]) if are_objects else (one[key], other[key])
+    return found
 
 
 def _call(line: TraceLine) -> str:

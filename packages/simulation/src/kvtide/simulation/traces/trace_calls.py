@@ -1,17 +1,4 @@
-"""The calls that traces hold, and how their arguments and answers travel as JSON.
-
-| kind of argument | JSON |
-| - | - |
-| `count` | a whole number |
-| `counts` | band → units |
-| `units` | a list of virtual units |
-| `unit lists` | band → such a list, or null for "unknown" |
-| `takes` | null, or band → `fresh`, `held`, `unwritten`, each null or a list |
-| `take` | the number of an earlier take, as its answer says |
-| `record` | a forward's ordinal, as `steps.forward_launched` answered |
-| `recorded` | the ordinal and its event |
-| `event` | `forward 3`, `completion 3`, or `other`: whose end it is |
-| `owner`, `owners` | `transfer-read 4`: what it is, then a number of its own |
+"""How the arguments and answers of a trace's calls travel as JSON (kinds: `trace_schema`).
 
 Virtual ids, ordinals and answers are the implementation's; whoever replays a trace is told the recorded ids, so an implementation that
 hands out others diverges at the take that does.
@@ -20,7 +7,6 @@ hands out others diverges at the take that does.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
-from types import MappingProxyType
 from typing import Any
 
 import attrs
@@ -38,43 +24,7 @@ from kvtide.ledger import (
     RecordedForward,
     Reservation,
 )
-from kvtide.simulation.traces.trace_format import TraceError
-
-CALLS: Mapping[str, Mapping[str, str]] = MappingProxyType(
-    {
-        "chain.take": {"pages": "count", "state_slots": "count", "bands": "takes"},
-        "chain.ensure_capacity": {"units": "counts"},
-        "chain.units_fit": {"units": "counts"},
-        "chain.admits": {"units": "counts", "evictable": "counts"},
-        "chain.fits_after_frees": {"units": "counts", "freed": "counts"},
-        "chain.prealloc_fits": {"units": "counts", "held_back": "counts"},
-        "chain.flush_opportunistic": {"max_moves": "count"},
-        "chain.written": {"taken": "take"},
-        "chain.pay_zero_debt": {"taken": "take"},
-        "chain.forward_recorded": {"forward": "recorded", "writes": "unit lists"},
-        "chain.forward_processed": {"forward": "count"},
-        "chain.copy_state_slots": {"sources": "units", "targets": "units"},
-        "chain.rehome_window": {"band_name": "text", "sources": "units", "targets": "units"},
-        "chain.free_pages": {"band_name": "text", "virtual": "units"},
-        "chain.free_state_slots": {"virtual_slots": "units"},
-        "uses.begin": {"signal": "owner", "units": "unit lists"},
-        "uses.end": {"signal": "owner"},
-        "uses.end_each": {"signals": "owners"},
-        "uses.fix": {"owner": "owner", "units": "unit lists"},
-        "uses.unfix": {"owner": "owner"},
-        "uses.hold": {"hold": "owner", "units": "unit lists"},
-        "uses.release_hold": {"hold": "owner"},
-        "uses.quarantine": {"transfer": "owner"},
-        "steps.forward_launched": {},
-        "steps.forward_recorded": {"record": "record", "event": "event"},
-        "steps.completion_recorded": {"record": "record", "completion": "event"},
-        "steps.forward_aborted": {"record": "record"},
-        "steps.host_synchronised": {"event": "event"},
-        "steps.wait_queued": {"event": "event"},
-        "steps.forward_processed": {"record": "record"},
-    }
-)
-"""Every call that a trace may hold → its parameters, each with the kind of its argument."""
+from kvtide.simulation.traces.trace_schema import TraceError
 
 ERRORS = (ChainError, InvariantError)
 """What a call may raise, as an answer."""
@@ -105,6 +55,11 @@ def encoded_answer(result: object, take_count: int) -> dict[str, Any]:
             return {"value": result if isinstance(result, bool) else int(result)}
         case _:
             raise TraceError(f"a trace holds no answer like {result!r}")
+
+
+def encoded_fault(error: Exception) -> dict[str, Any]:
+    """What a call raised that is no answer of an allocator: whoever replays it has come to an end."""
+    return {"raised": type(error).__name__, "message": str(error)}
 
 
 def encoded_error(error: Exception) -> dict[str, Any]:

@@ -2,10 +2,11 @@
 
     {"trace": 1, "layout": {…}, "settings": {"waits_for_transfers": false}, "versions": {…}, "about": "…"}
     {"call": "chain.take", "args": {"pages": 2, "state_slots": 1, "bands": null},
-     "answer": {"take": 0, "pages": [1, 2], "state_slots": [0]}, "state": {…}}
+     "answer": {"take": 0, "pages": [1, 2], "state_slots": [0]}, "state": {…}, "rebound": {…}}
 
-`docs/traces.md` is the schema. A line's `state` stands only where it differs from that of the line before. Keys that a reader does
-not know are passed over; a header of another version is refused.
+`docs/traces.md` is the schema. A line's `state` stands only where it differs from that of the line before, `rebound` only where
+something is. Keys that a reader does not know are passed over; a header of another version, a layout that is none, and calls and
+arguments that no trace holds are refused, with their line.
 """
 
 from __future__ import annotations
@@ -13,18 +14,20 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, NamedTuple, TextIO, TypeAlias
 
 import attrs
 
-from kvtide.plan import ArenaLayout, BandLayout, Growth, SubPoolKind
+from kvtide.plan import ArenaLayout
+from kvtide.simulation.traces.trace_layouts import layout_document, layout_of
+from kvtide.simulation.traces.trace_schema import TraceError, check_call, is_whole
 
 VERSION = 1
 """Of the schema."""
 
 
-class TraceError(ValueError):
-    """A file that is no trace, or a call that a trace cannot hold."""
+Rebound: TypeAlias = dict[str, list[list[int | None]]]
+"""Band → pairs of a virtual unit and the physical one that it is bound to from now on, None for none."""
 
 
 @attrs.frozen(kw_only=True)
@@ -45,53 +48,25 @@ class TraceHeader:
 
     def document(self) -> dict[str, Any]:
         """As JSON."""
-        layout = self.layout
         return {
             "trace": VERSION,
             "about": self.about,
-            "layout": {
-                "arena_bytes": layout.arena_bytes,
-                "prefix_bytes": layout.prefix_bytes,
-                "owner": layout.owner,
-                "bands": [
-                    {
-                        "name": band.name,
-                        "kind": band.kind.name,
-                        "growth": band.growth.name,
-                        "unit_bytes": band.unit_bytes,
-                        "origin_bytes": band.origin_bytes,
-                        "first_page": band.first_page,
-                        "page_count": band.page_count,
-                        "has_sink": band.has_sink,
-                        "page_tokens": band.page_tokens,
-                    }
-                    for band in layout.bands
-                ],
-            },
+            "layout": layout_document(self.layout),
             "settings": {"waits_for_transfers": self.waits_for_transfers},
             "versions": dict(self.versions),
         }
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> TraceHeader:
-        """What `document` made; raises `TraceError` for another version."""
+        """What `document` made; raises `TraceError` for another version, and for a layout that is none."""
         if document.get("trace") != VERSION:
             raise TraceError(f"its version is {document.get('trace')!r}, this one reads {VERSION}")
-        layout = document["layout"]
-        bands = tuple(
-            BandLayout(
-                **{
-                    **band,
-                    "kind": SubPoolKind[band["kind"]],
-                    "growth": Growth[band["growth"]],
-                    "planes": (),
-                }
-            )
-            for band in layout["bands"]
-        )
+        waits = document["settings"]["waits_for_transfers"]
+        if not isinstance(waits, bool):
+            raise TraceError(f"waits_for_transfers is {waits!r}, not true or false")
         return cls(
-            layout=ArenaLayout(**{**layout, "bands": bands}),
-            waits_for_transfers=document["settings"]["waits_for_transfers"],
+            layout=layout_of(document["layout"]),
+            waits_for_transfers=waits,
             about=document.get("about", ""),
             versions=document.get("versions", {}),
         )
@@ -112,6 +87,9 @@ class TraceLine(NamedTuple):
     state: dict[str, Any]
     """Of the allocator afterwards."""
 
+    rebound: Rebound = {}  # noqa: RUF012  (nobody writes to it)
+    """What the call has bound anew, or let go of, as far as it was told."""
+
 
 class TraceWriter:
     """Writes a trace, line by line."""
@@ -129,6 +107,8 @@ class TraceWriter:
         document: dict[str, Any] = {"call": line.call, "args": line.args, "answer": line.answer}
         if line.state != self._state:
             document["state"] = self._state = line.state
+        if line.rebound:
+            document["rebound"] = line.rebound
         self._write(document)
         self.line_count += 1
 
@@ -152,9 +132,30 @@ def parse_trace(lines: Iterable[str], name: str) -> tuple[TraceHeader, list[Trac
         header = TraceHeader.from_document(json.loads(next(numbered, "")))
         for text in numbered:
             number += 1
-            document = json.loads(text)
-            state = document.get("state", state)
-            found.append(TraceLine(document["call"], document["args"], document["answer"], state))
+            line = _line_of(json.loads(text), state)
+            state = line.state
+            found.append(line)
+    except TraceError as error:
+        raise TraceError(f"{name}, line {number}: {error}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise TraceError(f"{name}, line {number}: no trace: {type(error).__name__}: {error}") from error
     return header, found
+
+
+def _line_of(document: Any, state: dict[str, Any]) -> TraceLine:
+    """One call; its state is that of the line before where it tells none."""
+    line = TraceLine(
+        document["call"],
+        document["args"],
+        document["answer"],
+        document.get("state", state),
+        document.get("rebound", {}),
+    )
+    check_call(line.call, line.args)
+    for key in ("answer", "state", "rebound"):
+        if not isinstance(getattr(line, key), dict):
+            raise TraceError(f"its {key} is {getattr(line, key)!r}, not an object")
+    for band, entries in line.rebound.items():
+        if not all(len(entry) == 2 and is_whole(entry[0]) for entry in entries):
+            raise TraceError(f"rebound units of band {band!r} are no pairs")
+    return line
