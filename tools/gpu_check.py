@@ -79,7 +79,12 @@ def far(rehearse: bool) -> list[Check]:
 
 def host(rehearse: bool) -> list[Check]:
     """What the host does beside the device."""
-    from gpu_host import faults_are_counted, host_does_not_wait, pages_on_the_host  # noqa: PLC0415
+    from gpu_host import (  # noqa: PLC0415
+        faults_are_counted,
+        host_does_not_wait,
+        pages_on_the_host,
+        row_to_the_host_and_back,
+    )
     from gpu_place import Place  # noqa: PLC0415
 
     place = Place(not rehearse)
@@ -87,6 +92,7 @@ def host(rehearse: bool) -> list[Check]:
         Check("the host never waits", partial(host_does_not_wait, place), needs_gpu=True),
         Check("ids outside their tables are counted", partial(faults_are_counted, place)),
         Check("pages of the host", partial(pages_on_the_host, place)),
+        Check("a row to the host and back", partial(row_to_the_host_and_back, place)),
     ]
 
 

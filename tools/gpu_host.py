@@ -1,6 +1,9 @@
-"""What the host does beside the device: it never waits, first calls make nothing, it counts faults, it keeps copies of pages."""
+"""What the host does beside the device: it never waits, first calls make nothing, it counts faults, it keeps copies of pages and
+of rows.
+"""
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
@@ -10,7 +13,7 @@ from gpu_place import Place
 from gpu_programs import same_bytes
 from gpu_walk import CHUNK, CONTEXT, plan
 from kvtide.arena import KVArena, RoutedKVCache, host_layout
-from kvtide.device import UnitGrid
+from kvtide.device import IntArray, UnitGrid
 from kvtide.ledger import CheckLevel, InvariantError
 from kvtide.storage import AdmissionRefusal, KVStorage, PreparedStep
 
@@ -121,3 +124,83 @@ def pages_on_the_host(place: Place) -> str:
                     )
         copied += pool.byte_count
     return f"{copied} bytes of {len(layout.bands)} bands there and back, the same in every view"
+
+
+def row_to_the_host_and_back(place: Place) -> str:
+    """Back a row up while its forward runs late, give its pages to another, restore it; in words, how many bytes. Raises
+    `AssertionError` when what comes back is not what that forward wrote.
+    """
+    storage = place.storage(plan(), 300_000, rows=4, context=CONTEXT, chunk=CHUNK)
+    device, copied = storage.device, 0
+    draw = np.random.default_rng(7)
+    for turn in range(3):
+        rows = storage.admit([CHUNK], [4])
+        assert not isinstance(rows, AdmissionRefusal), str(rows)
+        written: dict[str, torch.Tensor] = {}
+        step = _launched(storage, rows, CHUNK)
+        writes = []
+        for name, units in _units_of(storage, int(rows[0])).items():
+            raw = draw.integers(0, 256, (len(units), storage.layout.band(name).unit_bytes), np.uint8)
+            written[name], target = torch.from_numpy(raw), _in_arena(storage, name)
+            ids, values = torch.from_numpy(units).to(target.device), written[name].to(target.device)
+            writes.append(partial(target.index_copy_, 0, ids, values))
+        # What is written has come to the GPU; that it is written comes late.
+        place.synchronize()
+        place.keep_busy(device, device.forward_stream, ASLEEP_CYCLES // 10)
+        for write in writes:
+            place.queue(device, device.forward_stream, write)
+        storage.record_forward(step)
+        backups = storage.retract_to_host(rows)
+        assert step.done_event is not None
+        other = storage.admit([CHUNK], [4])
+        assert not isinstance(other, AdmissionRefusal), str(other)
+        storage.abandon(_launched(storage, other, CHUNK))
+        back = storage.restore(backups)
+        assert not isinstance(back, AdmissionRefusal), str(back)
+        device.wait_on_host(step.done_event)
+        storage.forward_processed(step)
+        storage.advance(step)
+        storage.abandon(_launched(storage, back, 1))
+        place.synchronize()
+        for name, units in _units_of(storage, int(back[0]), CHUNK).items():
+            assert same_bytes(_read(storage, name, units), written[name][-len(units) :]), (
+                f"band {name!r}, turn {turn}"
+            )
+        copied += backups[0].byte_count
+        storage.release(np.concatenate([other, back]))
+    return f"{copied} bytes of rows there and back, under forwards and under their pages' next owners"
+
+
+def _launched(storage: KVStorage, rows: IntArray, count: int) -> PreparedStep:
+    """A step whose metadata phase is queued."""
+    step = storage.prepare_step(rows, [count])
+    assert isinstance(step, PreparedStep), str(step)
+    storage.launch_forward(step).resolve()
+    return step
+
+
+def _units_of(storage: KVStorage, row: int, tokens: int | None = None) -> dict[str, IntArray]:
+    """Physical units of a row by band, of its first `tokens`, oldest first; what a window has given up is left out."""
+    requests = storage.requests
+    count = requests.page_counts[row] if tokens is None else -(-tokens // storage.plan.page_tokens)
+    virtual = requests.pages[row, :count].astype(np.int64)
+    found = {}
+    for pool in storage.plan.sub_pools:
+        is_state = pool.page_tokens is None
+        units = storage.chain.physical_units(
+            pool.name, requests.state_slots[row : row + 1] if is_state else virtual
+        )
+        found[pool.name] = units if is_state else units[units > 0]
+    return found
+
+
+def _in_arena(storage: KVStorage, name: str) -> torch.Tensor:
+    """Units of a band, `[unit_count, unit_bytes]`."""
+    band, raw = storage.layout.band(name), storage.device.arena.bytes
+    count = (raw.numel() - band.origin_bytes) // band.unit_bytes
+    return raw[band.origin_bytes :][: count * band.unit_bytes].view(count, band.unit_bytes)
+
+
+def _read(storage: KVStorage, name: str, units: IntArray) -> torch.Tensor:
+    source = _in_arena(storage, name)
+    return source[torch.from_numpy(units).to(source.device)].cpu()

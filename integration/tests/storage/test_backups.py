@@ -74,7 +74,7 @@ def in_flight(storage: KVStorage, row: int, count: int, chosen: int = 0) -> Prep
         ids = unresolved.resolve()
         storage.row_state.advance(ids.rows, count, torch.tensor([chosen]))
 
-    storage.device.queue(storage.device.forward_stream, forward)
+    storage.device.queue_work(storage.device.forward_stream, forward)
     storage.record_forward(step)
     return step
 

@@ -250,7 +250,7 @@ def test_copies_to_the_host_are_queued_on_the_stream_that_they_are_given(host: H
     with mock.patch.object(torch.Tensor, "copy_", note):
         device.copy_to_host(device.copy_stream, GRIDS[0], ids(1), memory, 0)
         device.copy_from_host(device.copy_stream, memory, 0, GRIDS[0], ids(1))
-    device.queue(device.forward_stream, lambda: streams.append(host.current))
+    device.queue_work(device.forward_stream, lambda: streams.append(host.current))
     assert streams == [
         device.copy_stream.torch_stream,
         device.copy_stream.torch_stream,

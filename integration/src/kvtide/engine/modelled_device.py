@@ -146,8 +146,8 @@ class ModelledTensorDevice:
         """See `TensorDevice.send`: arguments of work that runs now."""
         return [torch.from_numpy(np.array(array)) for array in arrays]
 
-    def queue(self, stream: Stream, work: Callable[[], None]) -> None:
-        """See `TensorDevice.queue`: on tensors that are not watched."""
+    def queue_work(self, stream: Stream, work: Callable[[], None]) -> None:
+        """See `TensorDevice.queue_work`: on tensors that are not watched."""
 
         def run(_: RunningWork) -> None:
             work()

@@ -248,7 +248,7 @@ class Backups:
         if self._row_resets.is_marked(row):
             begin_values(int(self._requests.cached_tokens[row]), kept)
         else:
-            self._device.queue(self._device.forward_stream, lambda: self._row_state.save(row, kept))
+            self._device.queue_work(self._device.forward_stream, lambda: self._row_state.save(row, kept))
 
     # ── restoring ──
 

@@ -79,8 +79,8 @@ class CPUDevice(ImmediateStreams):
         """See `TensorDevice.send`."""
         return [_tensor(array) for array in arrays]
 
-    def queue(self, stream: Stream, work: Callable[[], None]) -> None:
-        """See `TensorDevice.queue`."""
+    def queue_work(self, stream: Stream, work: Callable[[], None]) -> None:
+        """See `TensorDevice.queue_work`."""
         work()
 
     def allocate_host(self, byte_count: int) -> HostMemory:

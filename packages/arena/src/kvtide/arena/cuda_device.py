@@ -219,8 +219,8 @@ class CUDADevice:
             memory = torch.empty(size, dtype=torch.uint8, device=self._torch_device)
             return buffer.send_to(memory, arrays)
 
-    def queue(self, stream: Stream, work: Callable[[], None]) -> None:
-        """See `TensorDevice.queue`."""
+    def queue_work(self, stream: Stream, work: Callable[[], None]) -> None:
+        """See `TensorDevice.queue_work`."""
         with self.on_stream(stream):
             work()
 

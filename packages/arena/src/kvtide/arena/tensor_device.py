@@ -50,7 +50,7 @@ class TensorDevice(Device, Protocol):
         does whatever else brings ids to a GPU.
         """
 
-    def queue(self, stream: Stream, work: Callable[[], None]) -> None:
+    def queue_work(self, stream: Stream, work: Callable[[], None]) -> None:
         """Have `work` on tensors done when `stream` gets there: called now where torch queues it, else when its turn comes."""
 
     def allocate_host(self, byte_count: int) -> HostMemory:
