@@ -161,11 +161,13 @@ class RequestTable:
         behind = self._live & (
             (self.open_steps != 0) | (self.recorded != self.lengths) | (self.prepared != self.lengths)
         )
-        if held.any() or (self.state_slots[free] >= 0).any() or behind.any():
+        beyond = np.arange(self.pages_per_row) >= self.page_counts[:, None]
+        stale = np.flatnonzero((beyond & (self.pages != SINK)).any(axis=1))
+        if held.any() or (self.state_slots[free] >= 0).any() or behind.any() or len(stale):
             raise InvariantError(
                 "storage.row_state",
                 f"free rows {np.flatnonzero(free)[held].tolist()} hold something, rows in use {np.flatnonzero(behind).tolist()} "
-                "have steps open",
+                f"have steps open, rows {stale.tolist()} name pages behind their last ones",
                 "a step was neither advanced over nor abandoned, or a row was closed in part",
             )
 

@@ -662,3 +662,47 @@ def test_of_requests_together_none_is_turned_away_for_what_another_was_given(is_
     assert refusal.first_that_fit == 1
     rows = storage.admit([len(prompts[0])], outputs[:1], prompts=prompts[:1])
     assert not isinstance(rows, AdmissionRefusal), str(rows)
+
+
+def named_and_not_bound(storage: KVStorage, row: int) -> list[int]:
+    """Pages that a row names and that no band binds: their ids are the chain's to hand out again."""
+    pages = storage.requests.pages[row]
+    named = pages[pages > 0].astype(np.int64)
+    bound = [storage.chain.physical_units(band.name, named) > 0 for band in storage.layout.bands]
+    return named[~np.logical_or.reduce(bound)].tolist()
+
+
+@pytest.mark.requirement("K2", "K8")
+def test_a_row_names_no_page_whose_id_may_be_another_s() -> None:
+    """Without full attention the tree lets go of a page with its id: no column may name it once its row needs it no more, be it that the
+    row began with it, computed it and handed it over, or moved on.
+    """
+    plan, prompt = plan_of(WindowLifetime(7), WindowLifetime(3)), list(range(24))
+    for evicts in (True, False):
+        storage = shared_storage(plan, 1 << 14, CheckpointStrategy.EXTRA_BUFFER, overlap=False)
+        row = admitted(storage, prompt, 8)
+        for length in range(4, 25, 4):
+            advanced(storage, recorded(storage, row, 4), 24 if length == 24 else -1)
+            if evicts:
+                evict_all(storage)
+                assert not named_and_not_bound(storage, row)
+        storage.release([row])
+        assert not storage.requests.pages[row].any()
+        storage.verify_idle()
+    row = admitted(storage, [*prompt[:20], 0, 0], 8)
+    assert storage.requests.cached_tokens[row] == 20
+    evict_all(storage)
+    assert not named_and_not_bound(storage, row)
+    for token in range(-1, 6):
+        advanced(storage, recorded(storage, row, 2 if token < 0 else 1), token + 1)
+        evict_all(storage)
+        assert not named_and_not_bound(storage, row)
+    storage.release([row])
+    # Computed again in longer chunks, and given up for what the tree has of it.
+    first, second = (admitted(storage, [50, *prompt], 8) for _ in range(2))
+    for _ in range(6):
+        advanced(storage, recorded(storage, first, 4))
+    for _ in range(3):
+        advanced(storage, recorded(storage, second, 8))
+        evict_all(storage)
+        assert not named_and_not_bound(storage, second)

@@ -115,6 +115,10 @@ def _rows_keep_their_duplicates(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(RequestTable, "replace", lambda *_: None)
 
 
+def _rows_name_what_they_let_go_of(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(PrefixSharing, "_forget_let_go", lambda *_: None)
+
+
 def _tombstones_are_not_filled(patch: pytest.MonkeyPatch) -> None:
     """What is computed again is freed, and the tree takes its own pages for whole."""
     proper = PrefixSharing._carry_out
@@ -163,6 +167,7 @@ RULES: Mapping[str, Plant] = {
         _slots_beyond_the_price,
         _pins_forgotten,
         _rows_keep_their_duplicates,
+        _rows_name_what_they_let_go_of,
         _tombstones_are_not_filled,
         _extra_keys_ignored,
         _evicts_too_little,

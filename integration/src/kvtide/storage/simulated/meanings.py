@@ -16,6 +16,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from kvtide.device import IntArray
 from kvtide.simulation import CheckFailedError, SimulatedBand
 from kvtide.storage.simulated.prompts import SharingRequest
@@ -42,6 +44,15 @@ class Meanings:
     def held(self, band: SimulatedBand) -> int:
         """How many units of a band sharers and the tree hold."""
         return len(self._of[band.name])
+
+    def pages(self) -> IntArray:
+        """Virtual pages of which sharers or the tree hold a unit."""
+        held = [
+            np.array(list(self._of[band.name]), np.int64) // band.ratio
+            for band in self._bands
+            if not band.is_state
+        ]
+        return np.unique(np.concatenate([*held, np.empty(0, np.int64)]))
 
     def taken(self, band: SimulatedBand, units: IntArray) -> None:
         """They mean nothing yet."""

@@ -262,6 +262,16 @@ class Sharers:
                         f"{request.price[place]}",
                     )
             self._check_sum(place, band)
+        pages = self.meanings.pages()
+        for request in self.requests:
+            named = np.unique(request.pages[request.pages > 0])
+            strange = named[~np.isin(named, pages)]
+            if len(strange):
+                raise CheckFailedError(
+                    "wrong_binding",
+                    f"the row of sharer {request.number} names virtual pages {strange.tolist()}, of which neither sharers nor their tree "
+                    "hold anything",
+                )
         lead.sharing.verify(lead.requests.live_rows())
         decided = [rank.decided() for rank in self.ranks]
         if any(each != decided[0] for each in decided):
