@@ -164,6 +164,7 @@ class PrefixSharing:
                 row_array, count = np.array([row]), np.array([len(pages)])
                 self._requests.append(row_array, count, pages)
                 self._units.start_behind(row, len(pages))
+                self._forget_let_go(row)
             if self._has_state:
                 self.tracking.begin(row, slots[place, 1:])
 
@@ -298,6 +299,7 @@ class PrefixSharing:
         for row, firsts in zip(rows[behind].tolist(), kept.T[behind].tolist(), strict=True):
             self.tree.advance(self._rows.locks[row], firsts)
             self._units.let_go(row, self._rows.recount(row))
+            self._forget_let_go(row)
 
     def _hand_over_checkpoint(self, row: int, length: int) -> None:
         slot = self.tracking.arrived(row, length)
@@ -349,7 +351,20 @@ class PrefixSharing:
         self._units.start_behind(row, end)
         # What went over was the row's own, and stays in its counts.
         self._rows.recount(row)
+        self._forget_let_go(row)
         return inserted.took_state
+
+    def _forget_let_go(self, row: int) -> None:
+        """Have the row's columns read as the sink where no window of it needs the tree's page any more, if nothing else keeps its id.
+
+        Without full attention the tree may let go of all that a page holds, and its id is another's then.
+        """
+        if self.tree.shape.full is not None:
+            return
+        end = min(self._rows.locks[row].begins)
+        named = np.flatnonzero(self._requests.pages[row, :end])
+        if len(named):
+            self._requests.forget(np.array([row]), named[:1], np.array([end]))
 
     def _carry_out(self, row: int, first: int, inserted: Inserted) -> None:
         for name, (sources, targets) in inserted.rehomed.items():
