@@ -104,7 +104,9 @@ def extents_of(pages: IntArray) -> tuple[PageSpan, ...]:
     """The runs that ascending pages, each named once, form."""
     if not len(pages):
         return ()
-    breaks = np.flatnonzero(np.diff(pages) > 1) + 1
+    breaks = np.flatnonzero(pages[1:] - pages[:-1] > 1)
+    firsts = [pages.item(0), *pages[breaks + 1].tolist()]
+    lasts = [*pages[breaks].tolist(), pages.item(-1)]
     return tuple(
-        PageSpan(first_page=run.item(0), end_page=run.item(-1) + 1) for run in np.split(pages, breaks)
+        PageSpan(first_page=first, end_page=last + 1) for first, last in zip(firsts, lasts, strict=True)
     )

@@ -106,7 +106,7 @@ class PageUsage(PageClaims):
                 (int(one.hazard), name(one), sorted_pages(pages))
                 for one, pages in self._uses.pages_by_signal()
             ),
-            sorted_pages(self._vacated.pages()),
+            sorted_pages(self._vacated.pages()) if self._vacated else (),
             tuple((page, places[forward]) for page, forward in self._vacated.readers(retired)),
             places[self.newest_reader] if self._is_read else -1,
             claim_books(self._fixed.owned.items(), name),

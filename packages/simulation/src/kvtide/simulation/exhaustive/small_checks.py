@@ -15,7 +15,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from kvtide.chain import ChainStatistics
 from kvtide.plan import ArenaLayout
@@ -49,20 +49,20 @@ class Placements:
 def check_state(world: SmallWorld, placements: Placements) -> None:
     """Raise `CheckFailedError`, or `InvariantError`, for a state that should not be."""
     world.chain.verify_byte_accounting()
-    owners = _check_bindings(world)
-    _check_claims(world, owners)
+    live = [set(world.chain.live_units(band.name).tolist()) for band in world.facts.bands]
+    _check_claims(world, _check_bindings(world, live))
     statistics = world.chain.statistics()
     _check_ids(world, statistics)
     _check_order(world, statistics)
-    _check_answers(world, statistics, placements)
+    _check_answers(world, statistics, live, placements)
 
 
-def _check_bindings(world: SmallWorld) -> dict[int, tuple[int, int]]:
+def _check_bindings(world: SmallWorld, live_by_place: Sequence[set[int]]) -> dict[int, tuple[int, int]]:
     """Cell → band and virtual unit of whoever has it."""
     owners: dict[int, tuple[int, int]] = {}
     prefix = world.facts.layout.prefix_bytes // CELL_BYTES
     for band in world.facts.bands:
-        live = set(world.chain.live_units(band.name).tolist())
+        live = live_by_place[band.place]
         placed = world.by_unit(band.place)
         if {physical for physical, _ in placed} != live or len(live) != len(placed):
             raise CheckFailedError(
@@ -129,7 +129,9 @@ def _check_order(world: SmallWorld, statistics: ChainStatistics) -> None:
             raise CheckFailedError("ledger_leak", f"nothing is in flight, and units of {left} pend")
 
 
-def _check_answers(world: SmallWorld, statistics: ChainStatistics, placements: Placements) -> None:
+def _check_answers(
+    world: SmallWorld, statistics: ChainStatistics, live: Sequence[set[int]], placements: Placements
+) -> None:
     chain, facts = world.chain, world.facts
     held = [len(units) for units in world.held]
     around = not facts.shape.waits_for_transfers
@@ -145,7 +147,6 @@ def _check_answers(world: SmallWorld, statistics: ChainStatistics, placements: P
             else:
                 start = facts.bands[place].grid.origin_bytes + physical * facts.bands[place].grid.unit_bytes
                 blocked.add((start, start + facts.bands[place].grid.unit_bytes))
-    live = [set(chain.live_units(band.name).tolist()) for band in facts.bands]
     extra = [len(units - own) for units, own in zip(stays, live, strict=True)]
     # Freed, a unit that stays gives no room; one that is under a transfer is not named.
     evictable = [count - len(own & units) for count, own, units in zip(held, live, stays, strict=True)]

@@ -41,18 +41,20 @@ def free_units(world: SmallWorld, units: Units) -> None:
     """Free units, windows before their owner; each pends if a forward is in flight, and only then."""
     chain, facts = world.chain, world.facts
     withheld = touched(world)
+    figures = chain.statistics().bands
     for band in facts.bands:
         virtual = [unit for place, unit in units if place == band.place]
         if not virtual:
             continue
         physical = world.physical(band.place, virtual)
-        before = chain.statistics().bands[band.place]
+        before = figures[band.place]
         ids = np.array(virtual, np.int64)
         if band.ratio:
             chain.free_pages(band.name, ids)
         else:
             chain.free_state_slots(ids)
-        after = chain.statistics().bands[band.place]
+        figures = chain.statistics().bands
+        after = figures[band.place]
         free = sum((band.place, unit) not in withheld for unit in physical)
         pends = free if world.flying else 0
         grew = after.pending_units - before.pending_units, after.withheld_units - before.withheld_units

@@ -114,6 +114,8 @@ class Facts:
             for place, band in enumerate(self.layout.bands)
         )
         """In chain order."""
+        self.id_counts = tuple(map(self.layout.id_count, self.layout.bands))
+        """Virtual units of each."""
         self.state = next((band for band in self.bands if not band.ratio), None)
         """The state band, if there is one."""
         self.attention = tuple(band for band in self.bands if band.ratio)
@@ -232,7 +234,10 @@ class SmallWorld:
 
     def placed(self, units: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
         """Place of the band and physical unit of such pairs with virtual ones."""
-        return tuple((place, self.physical(place, [virtual])[0]) for place, virtual in units)
+        if len(units) < 2:
+            return tuple((place, self.physical(place, [virtual])[0]) for place, virtual in units)
+        tables = {place: self.physical(place, range(self.facts.id_counts[place])) for place, _ in units}
+        return tuple((place, tables[place][virtual]) for place, virtual in units)
 
     def cells(self, places: Sequence[tuple[int, int]]) -> list[int]:
         """Cells of physical units."""
