@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from kvtide.chain import ChainAllocator
 from kvtide.device import IntArray
 from kvtide.simulation.exhaustive import SHAPES, Action, described, exhaust, repeat
 from kvtide.simulation.exhaustive.command import command
+from kvtide.simulation.exhaustive.search import Explorer
 from kvtide.simulation.exhaustive.small_actions import actions
 from kvtide.simulation.exhaustive.small_steps import step
 from kvtide.simulation.exhaustive.small_world import Facts, SmallWorld
@@ -182,6 +184,26 @@ def test_processes_find_what_one_finds() -> None:
     alone, together = (exhaust(SHAPES["two-bands"], depth=3, jobs=jobs) for jobs in (1, 2))
     assert alone.layers == together.layers
     assert alone.outcomes == together.outcomes
+
+
+@pytest.mark.requirement("X4")
+def test_a_state_is_gone_with_the_last_that_refers_to_it() -> None:
+    """The search collects no garbage while it goes on from states; one kept by a cycle would be kept for long, with its chain."""
+    explorer = Explorer(SHAPES["window-and-full"])
+    gc.collect()
+    before = sum(isinstance(each, SmallWorld) for each in gc.get_objects())
+    gc.disable()
+    try:
+        piece = explorer.explore([(), (("take", 0),), (("take", 0), ("launch", 1))])
+        assert not gc.isenabled(), "whoever has disabled it is left alone"
+        left = sum(isinstance(each, SmallWorld) for each in gc.get_objects())
+    finally:
+        gc.enable()
+    assert piece.failure is None
+    assert len(piece.fresh) > 15
+    assert left - before < 3, "the path to the last state is kept, and nothing else"
+    explorer.explore([()])
+    assert gc.isenabled()
 
 
 @pytest.mark.requirement("X4")

@@ -135,9 +135,8 @@ class ChainAllocator:
         """
         steps = self.steps.clone()
         fences = self._fences.clone(steps)
-        bands = ChainBands(
-            self.layout,
-            [band.clone(device, mirrors[f"ids:{band.layout.name}"], fences, steps) for band in self._bands],
+        bands = self._bands.clone(
+            [band.clone(device, mirrors[f"ids:{band.layout.name}"], fences, steps) for band in self._bands]
         )
         pages = self._pages.clone()
         uses = ChainUses(bands)

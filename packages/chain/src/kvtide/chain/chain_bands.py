@@ -9,6 +9,7 @@ import numpy as np
 from kvtide.chain.band import Band
 from kvtide.chain.errors import ChainError
 from kvtide.device import IntArray
+from kvtide.ledger import clone_of
 from kvtide.plan import ArenaLayout, SubPoolKind
 
 
@@ -34,6 +35,18 @@ class ChainBands:
             if ratio and band is not self.owner
         )
         """Attention bands that do not own virtual pages, each with its ratio."""
+
+    def clone(self, bands: Sequence[Band]) -> ChainBands:
+        """The same roles for clones of the bands, in chain order (row C13)."""
+        by_name = dict(zip(self._by_name, bands, strict=True))
+        return clone_of(
+            self,
+            _bands=tuple(bands),
+            _by_name=by_name,
+            state=None if self.state is None else by_name[self.state.layout.name],
+            owner=None if self.owner is None else by_name[self.owner.layout.name],
+            windows=tuple((by_name[band.layout.name], ratio) for band, ratio in self.windows),
+        )
 
     def __iter__(self) -> Iterator[Band]:
         return iter(self._bands)

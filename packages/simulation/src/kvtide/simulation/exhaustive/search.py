@@ -15,6 +15,7 @@ counted in their order, so a search finds the same with any number of processes.
 from __future__ import annotations
 
 import contextlib
+import gc
 import multiprocessing
 import time
 from array import array
@@ -122,8 +123,9 @@ class Explorer:
         fresh: list[tuple[int, Action, int]] = []
         failure = None
         try:
-            for place, sequence in enumerate(sequences):
-                fresh += [(place, action, digest) for action, digest in self._expand(sequence)]
+            with _no_collection():
+                for place, sequence in enumerate(sequences):
+                    fresh += [(place, action, digest) for action, digest in self._expand(sequence)]
         except Exception as error:  # noqa: BLE001 - whatever is raised is what the search was made to find
             failure = failure_of(error, len(self._sequence) - 1)
         cpu_seconds = time.process_time() - start
@@ -169,6 +171,18 @@ class Explorer:
             step(world, action)
             trail.append((action, world))
         return trail[-1][1]
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """No garbage is looked for: a state is gone with the last that refers to it, and there are thousands a second."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class _Tree:
