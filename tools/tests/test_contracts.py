@@ -36,13 +36,17 @@ def broken_contracts(tree: Path) -> set[str]:
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """Every package, with a face, one inner module, and the imports that the layers allow."""
+    """Every package, with a face, one inner module, and the imports that the layers allow; and what one brings to the simulation."""
     for place, name in enumerate(PACKAGES):
         folder = tmp_path / "kvtide" / name
         folder.mkdir(parents=True)
         below = PACKAGES[place + 1 :] if name in {"engine", "storage"} else ()
         (folder / "__init__.py").write_text(f"from kvtide.{name}.inner import fact\n")
         (folder / "inner.py").write_text("".join(f"import kvtide.{each}\n" for each in below) + "fact = 1\n")
+    brought = tmp_path / "kvtide" / "storage" / "simulated"
+    brought.mkdir()
+    for name in ("__init__", "operations"):
+        (brought / f"{name}.py").write_text("from kvtide.simulation import fact\n")
     return tmp_path
 
 
@@ -68,6 +72,13 @@ def test_imports_point_down_and_never_sideways(tree: Path, importer: str, import
     """Each package can be used, tested and read without those above it and beside it."""
     (tree / "kvtide" / importer / "more.py").write_text(f"from kvtide.{imported} import fact\n")
     assert broken_contracts(tree) == {"imports point down, and packages on one line may not see each other"}
+
+
+@pytest.mark.parametrize("importer", ["storage", "engine"])
+def test_nobody_imports_what_is_brought_to_the_simulation(tree: Path, importer: str) -> None:
+    """It needs kvtide-simulation, which who serves a model need not have."""
+    (tree / "kvtide" / importer / "more.py").write_text("from kvtide.storage.simulated import fact\n")
+    assert "what is brought to the simulation is imported by nobody" in broken_contracts(tree)
 
 
 def test_new_package_must_be_given_a_layer(tree: Path) -> None:
