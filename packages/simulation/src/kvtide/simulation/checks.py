@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from kvtide.chain import ChainStatistics
 from kvtide.simulation.claims import check_claims
 from kvtide.simulation.failures import CheckFailedError
 from kvtide.simulation.rank import ROWS, Rank
@@ -47,6 +48,7 @@ def after_action(world: World) -> None:
                 "wrong_binding",
                 f"virtual unit {unit} of band {band.name!r} is {'held and not bound' if held[unit] else 'bound and not held'}",
             )
+    _check_ids(world, figures)
     # One for all: the others have equal tables, spans and figures.
     first.chain.verify_byte_accounting()
     check_claims(world.uses, world.shadow, world.bands, first)
@@ -68,7 +70,7 @@ def at_rest(world: World) -> None:
 
 
 def at_end(world: World) -> None:
-    """Free everything; nothing may be left of it."""
+    """Free everything; nothing may be left of it, neither bytes nor ids."""
     at_rest(world)
     world.close(list(world.requests))
     at_rest(world)
@@ -80,6 +82,22 @@ def at_end(world: World) -> None:
                     "ledger_leak",
                     f"band {band.name!r} of rank {rank.place} still spans {span} with nothing held",
                 )
+
+
+def _check_ids(world: World, figures: ChainStatistics) -> None:
+    """Every id that can be minted is either held by somebody or free."""
+    held_slots = 0 if world.state is None else len(world.held(world.state))
+    slot_count = 0 if world.state is None else world.state.id_count
+    # Virtual page 0 is never minted.
+    page_count = max(world.layout.virtual_page_count - 1, 0)
+    for what, free, held, count in (
+        ("virtual pages", figures.free_page_ids, int(np.count_nonzero(world.minted)), page_count),
+        ("virtual state slots", figures.free_slot_ids, held_slots, slot_count),
+    ):
+        if free + held != count:
+            raise CheckFailedError(
+                "wrong_binding", f"of {count} {what} {held} are held and {free} can be minted"
+            )
 
 
 def _check_contents(world: World, rank: Rank) -> None:
