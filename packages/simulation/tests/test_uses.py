@@ -7,7 +7,15 @@ from collections import Counter
 import pytest
 
 from kvtide.plan import ArenaLayout
-from kvtide.simulation import BandDraft, Operation, Scenario, run_seed
+from kvtide.simulation import (
+    MUTATIONS,
+    Action,
+    BandDraft,
+    Operation,
+    Scenario,
+    run_actions,
+    run_seed,
+)
 from kvtide.simulation.reach import Need, some_layout_holds
 
 SEEDS = range(100, 160)
@@ -69,8 +77,44 @@ def test_units_that_others_use_are_safe(operations: dict[str, Operation]) -> Non
     assert set() == MET - set(coverage)
     moved = sum(count for (_, outcome), count in coverage.items() if "moved elsewhere meanwhile" in outcome)
     assert moved > 2
+    left = Counter(part for _, outcome in coverage.elements() for part in outcome.split(", "))
+    assert left["requests leave"] > 50
+    assert left["vacated under a send"] > 5
     assert facts["sends waited for"] > 2
     assert facts["receives waited for"] > 2
+
+
+SLOTS = Scenario(
+    bands=(BandDraft(kind="state", entry_bytes=16),),
+    arena_bytes=48,
+    row_count=3,
+    overlap=1,
+    declares_read_end=True,
+    rank_seeds=(1, 2),
+    random_queries=False,
+)
+"""Three slots, one a request."""
+
+
+@pytest.mark.requirement("X1", "X2", "C7", "L4")
+def test_what_a_flush_leaves_under_a_send_is_nobodys_before_the_send_is_over(
+    operations: dict[str, Operation],
+) -> None:
+    """By hand: of three slots the innermost is freed, both others are sent, and the outermost one's request is called off.
+
+    A flush moves the middle one in. Its place lies inside the span, for the outermost slot stays, and the next request may not have it.
+    """
+    admit, end = Action("admit", {}), Action("end use", {"use": 0, "waits": 1, "closes": 0})
+    lull = Action("lull", {"leaving": 3, "requests": 2, "readers": 0, "then": 0})
+    story = [admit, admit, admit, Action("finish", {"requests": 1}), lull, admit, end, end, admit]
+    run = run_actions(SLOTS, story, operations)
+    assert run.failure is None
+    assert run.coverage["lull", "idle, requests leave, flushed, vacated under a send"] == 1
+    assert (run.coverage["admit", "refused"], run.coverage["admit", "admitted"]) == (1, 4)
+    with MUTATIONS["vacated.send"].planted():
+        broken = run_actions(SLOTS, story, operations).failure
+    assert broken is not None
+    assert broken.action_index == story.index(lull) + 1
 
 
 LAYOUT_BANDS = (

@@ -20,7 +20,7 @@ from kvtide.plan import pack
 from kvtide.simulation.bands import NONE, SimulatedBand, simulated_bands
 from kvtide.simulation.claims import held_places, immovable, moved_holds
 from kvtide.simulation.failures import CheckFailedError
-from kvtide.simulation.rank import Rank
+from kvtide.simulation.rank import Rank, modelled_device
 from kvtide.simulation.reach import Need, some_layout_holds
 from kvtide.simulation.scenario import Scenario
 from kvtide.simulation.shadow import Shadow
@@ -88,7 +88,14 @@ class Allocators:
         self.minted = np.zeros(self.layout.virtual_page_count, np.bool_)
         """Which virtual pages somebody holds."""
         self.ranks = [
-            Rank(place, scenario, self.layout, self.bands) for place in range(len(scenario.rank_seeds))
+            Rank(
+                place,
+                scenario,
+                self.layout,
+                self.bands,
+                modelled_device(scenario, self.layout, self.bands, place),
+            )
+            for place in range(len(scenario.rank_seeds))
         ]
         self.uses = UseBook()
         """Copies, transfers and fixed units that are not over."""

@@ -7,8 +7,6 @@
 from __future__ import annotations
 
 import json
-import os
-import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,6 +26,7 @@ from kvtide.simulation.cases import Case, installed_versions, load_case, save_ca
 from kvtide.simulation.failures import CHECKS
 from kvtide.simulation.real import DEVICE_KINDS, open_device, run_seed_on
 from kvtide.simulation.run import Run, run_actions
+from kvtide.simulation.seed_options import seed_options
 from kvtide.simulation.shrinking import shrink
 from kvtide.simulation.sweep import SeedRun, Totals, quiet_logs, sweep
 from kvtide.simulation.traces import record_seed
@@ -35,47 +34,9 @@ from kvtide.simulation.traces import record_seed
 SHOWN_ACTIONS = 40
 """Of a failing run; the rest is in its file."""
 
-MOST_SEEDS = 1_000_000
-"""Of one call."""
-
-
-def parse_seeds(_ctx: click.Context, _param: click.Parameter, value: str) -> range:
-    """`A:B` as a range, or `A` alone."""
-    found = re.fullmatch(r"(\d{1,18})(?::(\d{1,18}))?", value.strip(), re.ASCII)
-    seeds = range(0)
-    if found is not None:
-        first = int(found[1])
-        seeds = range(first, first + 1 if found[2] is None else int(found[2]))
-    if not 0 < len(seeds) <= MOST_SEEDS:
-        raise click.BadParameter(
-            f"must be A:B, seeds from A up to B, at least one and at most {MOST_SEEDS}, found {value[:40]!r}"
-        )
-    return seeds
-
 
 @click.command(name="stress", context_settings={"help_option_names": ["-h", "--help"]})
-@click.option(
-    "--seeds",
-    default="0:100",
-    show_default=True,
-    metavar="A:B",
-    callback=parse_seeds,
-    help="Seeds A to B − 1.",
-)
-@click.option(
-    "--ops",
-    "action_count",
-    type=click.IntRange(1, 100_000),
-    default=300,
-    show_default=True,
-    help="Actions a seed.",
-)
-@click.option(
-    "--jobs",
-    type=click.IntRange(1, 1_024),
-    default=os.cpu_count() or 1,
-    help="Processes.  [default: one a core]",
-)
+@seed_options(range(100), 300)
 @click.option(
     "--minimize", is_flag=True, help="Shrink each failure to a minimal one; takes a minute or so each."
 )

@@ -1,4 +1,4 @@
-"""One rank: the shipped allocator over a modelled device whose timing is the rank's own."""
+"""One rank: the shipped allocator over a device of its own; a modelled one runs work when the rank's seed says."""
 
 from __future__ import annotations
 
@@ -35,47 +35,43 @@ class Rank:
     """Decides as every other rank does; its device runs work when its own seed says."""
 
     def __init__(
-        self, place: int, scenario: Scenario, layout: ArenaLayout, bands: tuple[SimulatedBand, ...]
+        self,
+        place: int,
+        scenario: Scenario,
+        layout: ArenaLayout,
+        bands: tuple[SimulatedBand, ...],
+        device: ModelledDevice,
     ) -> None:
-        """An empty arena; `place` is the rank's number."""
+        """An empty arena on a device of its own, which nobody has used; `place` is the rank's number."""
         self.place = place
         self.bands = bands
-        names = {band.grid: band.name for band in bands}
-
-        def name_units(grid: UnitGrid, first: int, end: int) -> str:
-            return f"band {names[grid]!r} units [{first}, {end})"
-
-        self.device = ModelledDevice(
-            layout.arena_bytes,
-            seed=scenario.rank_seeds[place],
-            random_queries=scenario.random_queries,
-            name_units=name_units,
-        )
-        self.results: ModelledStream = self.device.create_stream("results")
+        self.device = device
+        self.results: ModelledStream = device.create_stream("results")
         """Where a forward's result is copied to the host."""
         self.column_count = layout.virtual_page_count
         """Pages a row; one request may hold the whole arena."""
-        mirrors = self.device.create_mirrors(
+        mirrors = device.create_mirrors(
             {
                 **{f"ids:{band.name}": band.id_count for band in bands},
                 ROWS: scenario.row_count * self.column_count,
             }
         )
+        self._prepare_device()
         self.rows = mirrors[ROWS]
         """Where rows are staged."""
         self.steps = ForwardSteps()
         self.chain = ChainAllocator(
             layout,
-            self.device,
+            device,
             mirrors,
             self.steps,
             wait_for_transfers=self._wait_for_transfers if scenario.waits_for_transfers else None,
         )
-        self.backups: ModelledStream = self.device.create_stream("backups")
+        self.backups: ModelledStream = device.create_stream("backups")
         """Where copies to host memory run."""
-        self.loads: ModelledStream = self.device.create_stream("loads")
+        self.loads: ModelledStream = device.create_stream("loads")
         """Where copies from host memory run."""
-        self.refills: ModelledStream = self.device.create_stream("refills")
+        self.refills: ModelledStream = device.create_stream("refills")
         """Where copies from host memory onto units that were there before run."""
         self.transfers: dict[NetworkTransfer, ModelledEvent] = {}
         """Transfers that a relief may wait for, and their ends."""
@@ -86,17 +82,20 @@ class Rank:
         self._ids = {band.name: np.arange(band.id_count) for band in bands}
         self.flying: list[FlyingForward] = []
         """Oldest first."""
-        arena = self.device.arena_buffer.bytes
-        self.units: dict[str, Words] = {}
+        self.units: dict[str, Words] = {band.name: self._words_of(band) for band in bands}
         """Band → its units as words, `[unit_count, words]`; the bytes as they are now, for work that runs."""
-        for band in bands:
-            start, end = (
-                band.grid.origin_bytes,
-                band.grid.origin_bytes + band.unit_count * band.grid.unit_bytes,
-            )
-            self.units[band.name] = arena[start:end].view(np.uint64).reshape(band.unit_count, band.words)
+
+    def _prepare_device(self) -> None:
+        """With its mirrors made, and nothing queued: sinks are written by anybody."""
+        for band in self.bands:
             if band.has_sink:
                 self.device.allow_unordered(self.device.unit_spans(band.grid, np.zeros(1, np.int64))[0])
+
+    def _words_of(self, band: SimulatedBand) -> Words:
+        """The units of a band, a view of the arena."""
+        start = band.grid.origin_bytes
+        end = start + band.unit_count * band.grid.unit_bytes
+        return self.device.arena_buffer.bytes[start:end].view(np.uint64).reshape(band.unit_count, band.words)
 
     def _wait_for_transfers(self, transfers: Sequence[NetworkTransfer]) -> None:
         """The host waits until each is over, and ends it; the other rank is asked in the same round."""
@@ -130,3 +129,20 @@ class Rank:
         """A mirror's entries as they are now, int32; for work that runs, and for the host once nothing does."""
         span = self.device.mirror_span(name)
         return span.buffer.bytes[span.start_byte : span.end_byte].view(np.int32)
+
+
+def modelled_device(
+    scenario: Scenario, layout: ArenaLayout, bands: tuple[SimulatedBand, ...], place: int
+) -> ModelledDevice:
+    """A rank's modelled device, which names units in its reports."""
+    names = {band.grid: band.name for band in bands}
+
+    def name_units(grid: UnitGrid, first: int, end: int) -> str:
+        return f"band {names[grid]!r} units [{first}, {end})"
+
+    return ModelledDevice(
+        layout.arena_bytes,
+        seed=scenario.rank_seeds[place],
+        random_queries=scenario.random_queries,
+        name_units=name_units,
+    )

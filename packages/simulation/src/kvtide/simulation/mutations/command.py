@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -14,37 +13,17 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from kvtide.simulation.command import parse_seeds, show_progress
+from kvtide.simulation.command import show_progress
 from kvtide.simulation.mutations.hunting import Hunt, chosen_mutations, hunt
 from kvtide.simulation.mutations.page import ACTIONS, SEEDS, page
 from kvtide.simulation.mutations.table import MUTATIONS
+from kvtide.simulation.seed_options import seed_options
 from kvtide.simulation.sweep import quiet_logs
 
 
 @click.command(name="mutations", context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("names", nargs=-1, metavar="[ID|KIND]...")
-@click.option(
-    "--seeds",
-    default=f"{SEEDS.start}:{SEEDS.stop}",
-    show_default=True,
-    metavar="A:B",
-    callback=parse_seeds,
-    help="Seeds A to B − 1, at most.",
-)
-@click.option(
-    "--ops",
-    "action_count",
-    type=click.IntRange(1, 100_000),
-    default=ACTIONS,
-    show_default=True,
-    help="Actions a seed.",
-)
-@click.option(
-    "--jobs",
-    type=click.IntRange(1, 1_024),
-    default=os.cpu_count() or 1,
-    help="Processes.  [default: one a core]",
-)
+@seed_options(SEEDS, ACTIONS)
 @click.option(
     "--out",
     "written",

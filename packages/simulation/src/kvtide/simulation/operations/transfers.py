@@ -19,7 +19,7 @@ from kvtide.simulation.operations.named_units import (
 )
 from kvtide.simulation.rank import Rank
 from kvtide.simulation.requests import Request
-from kvtide.simulation.uses import Kind, Stage, Use, parts_of
+from kvtide.simulation.uses import Kind, Part, Stage, Use, parts_of
 from kvtide.simulation.world import World
 
 MOST_TRANSFERS = 5
@@ -56,11 +56,11 @@ class Send:
         parts = named_parts(world, requests, choice, numbers["bands"], numbers["bits"])
         if not parts:
             return "nothing to send"
-        use = world.uses.open(Kind.SEND, parts, stage=Stage.ANNOUNCED)
         if numbers["last"]:
-            world.park(use, requests[0])
-        use_steps.announce(world, use)
-        return "announced, the request's last" if numbers["last"] else "announced"
+            leave(world, requests[0], parts)
+            return "announced, the request's last"
+        use_steps.announce(world, world.uses.open(Kind.SEND, parts, stage=Stage.ANNOUNCED))
+        return "announced"
 
 
 class Receive:
@@ -158,6 +158,14 @@ class Fail:
         if request is not None and not numbers["first"]:
             world.close([request])
         return f"{use.kind.value} quarantined{fate}{', its request over' if request is not None else ''}"
+
+
+def leave(world: World, request: Request, parts: tuple[Part, ...]) -> Use:
+    """Announce a request's last send: the request waits until the peer has what it sends, or it is called off."""
+    use = world.uses.open(Kind.SEND, parts, stage=Stage.ANNOUNCED)
+    world.park(use, request)
+    use_steps.announce(world, use)
+    return use
 
 
 def hold(world: World, use: Use, request: Request) -> str:

@@ -7,14 +7,12 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import attrs
-import numpy as np
 
-from kvtide.chain import ChainAllocator
-from kvtide.ledger import ForwardSteps
 from kvtide.simulation import checks
 from kvtide.simulation.actions import Operation, installed_operations
+from kvtide.simulation.bands import SimulatedBand
 from kvtide.simulation.failures import Failure, failure_of
-from kvtide.simulation.rank import ROWS, Rank
+from kvtide.simulation.rank import Rank
 from kvtide.simulation.real.real_device import RealDevice
 from kvtide.simulation.run import Run, run_seed
 from kvtide.simulation.world import World
@@ -26,38 +24,15 @@ DeviceOpener: TypeAlias = Callable[[int, int], RealDevice]
 class RealRank(Rank):
     """A rank whose device is one that ships."""
 
-    def __init__(self, place: int, world: World, device: RealDevice) -> None:
-        """An empty arena; `place` is the rank's number."""
-        scenario, layout, bands = world.scenario, world.layout, world.bands
-        self.place, self.bands = place, bands
-        self.device: Any = device
-        self.results: Any = device.create_stream("results")
-        self.column_count = layout.virtual_page_count
-        mirrors = device.create_mirrors(
-            {
-                **{f"ids:{band.name}": band.id_count for band in bands},
-                ROWS: scenario.row_count * self.column_count,
-            }
-        )
-        device.prewarm([band.grid for band in bands])
-        self.rows = mirrors[ROWS]
-        self.steps = ForwardSteps()
-        self.chain = ChainAllocator(
-            layout,
-            device,
-            mirrors,
-            self.steps,
-            wait_for_transfers=self._wait_for_transfers if scenario.waits_for_transfers else None,
-        )
-        self.backups: Any = device.create_stream("backups")
-        self.loads: Any = device.create_stream("loads")
-        self.refills: Any = device.create_stream("refills")
-        self.transfers = {}
-        self.waited = []
-        self.waiter_calls = 0
-        self._ids = {band.name: np.arange(band.id_count) for band in bands}
-        self.flying = []
-        self.units: Any = {band.name: device.units(band.grid, band.unit_count) for band in bands}
+    device: Any  # A `RealDevice`: what `Rank` calls of a `ModelledDevice` it has, and what else stands below.
+
+    def _prepare_device(self) -> None:
+        """See `Rank._prepare_device`; what is needed is compiled before the first delay is timed."""
+        self.device.prewarm([band.grid for band in self.bands])
+
+    def _words_of(self, band: SimulatedBand) -> Any:
+        """See `Rank._words_of`."""
+        return self.device.units(band.grid, band.unit_count)
 
     @property
     def schedule_waits(self) -> int:
@@ -91,9 +66,10 @@ def run_seed_on(
     if drawn.failure is not None:
         return drawn
     world = World(drawn.scenario)
+    devices: list[Any] = [opener(world.layout.arena_bytes, seed) for seed in drawn.scenario.rank_seeds]
     world.ranks = [
-        RealRank(place, world, opener(world.layout.arena_bytes, rank_seed))
-        for place, rank_seed in enumerate(drawn.scenario.rank_seeds)
+        RealRank(place, drawn.scenario, world.layout, world.bands, device)
+        for place, device in enumerate(devices)
     ]
     coverage: Counter[tuple[str, str]] = Counter()
     done, failure = _carry_out(world, drawn, known, coverage)
