@@ -5,12 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from kvtide.device import IntArray
-from kvtide.simulation.mutations.mutation import Mutation, Replacement, around, during
+from kvtide.simulation.mutations.mutation import (
+    Mutation,
+    Replacement,
+    around,
+    during,
+    nothing_during,
+    without,
+)
 
 _ALLOCATOR = "kvtide.chain:ChainAllocator"
 _PAGES = "kvtide.chain.id_space:VirtualPages"
 _IDS = "kvtide.chain.id_space:IdSpace"
+_CALLS = "kvtide.chain.allocator"
+_SIGNALS = "kvtide.ledger.signal_uses:SignalUses"
 
 
 def _parts_counted_once(original: Replacement) -> Replacement:
@@ -31,9 +42,29 @@ def _all_but_one(space: Any, ids: IntArray) -> None:
     space._free_count += max(0, len(ids) - 1)
 
 
+def _recorded_once_more(original: Replacement) -> Replacement:
+    def record(uses: Any, signal: Any, pages: IntArray) -> None:
+        if signal not in uses:
+            original(uses, signal, pages)
+
+    return record
+
+
+def _ended_by_whoever_has_it(uses: Any, what: object, kind: str, has: Any, act: Any) -> None:
+    for band in uses._bands:
+        if has(band):
+            act(band)
+            band.release_withheld()
+
+
+def _nowhere(_: object, units: IntArray) -> Any:
+    return np.zeros(len(units), np.bool_)
+
+
 def book_rules() -> Iterator[Mutation]:
     """See the module's docstring."""
     yield from _ids()
+    yield from _calls()
 
 
 def _ids() -> Iterator[Mutation]:
@@ -54,4 +85,65 @@ def _ids() -> Iterator[Mutation]:
         rule="a free gives back every virtual state slot that is freed",
         rows=("C1",),
         plant=during(f"{_ALLOCATOR}.free_state_slots", f"{_IDS}.give_back", _all_but_one),
+    )
+
+
+def _calls() -> Iterator[Mutation]:
+    for name, outer, inner, rule in (
+        (
+            "copied_from",
+            "ChainAllocator.copy_state_slots",
+            "check_may_read",
+            "no state is copied from where a peer still writes",
+        ),
+        (
+            "copied_onto",
+            "ChainAllocator.copy_state_slots",
+            "check_may_write",
+            "no state is copied onto what is fixed or under a transfer",
+        ),
+        (
+            "paid_onto",
+            "ChainAllocator.pay_zero_debt",
+            "check_may_write",
+            "no debt is paid on what is fixed or under a transfer",
+        ),
+    ):
+        yield Mutation(
+            id=f"call.{name}",
+            rule=rule,
+            rows=("L8", "C7"),
+            plant=nothing_during(f"{_CALLS}:{outer}", f"{_CALLS}:{inner}"),
+        )
+    yield Mutation(
+        id="call.frees_held",
+        rule="what a receive holds is freed by nobody",
+        rows=("L8", "T4"),
+        plant=during(f"{_CALLS}:units_to_free", "kvtide.ledger:PageUsage.is_held", _nowhere),
+    )
+    yield Mutation(
+        id="call.rehomes_onto",
+        rule="a window's page is rehomed onto minted pages that stand for nothing, each once",
+        rows=("L8", "K8"),
+        plant=without("kvtide.chain.rehoming:check_unbound"),
+    )
+    yield Mutation(
+        id="call.rehomes_once",
+        rule="a window's page is rehomed to one page",
+        rows=("L8", "K8"),
+        plant=nothing_during(
+            "kvtide.chain.allocator:plan_rehoming", "kvtide.chain.id_space:UnitIds.names_twice", False
+        ),
+    )
+    yield Mutation(
+        id="call.begins_once",
+        rule="a use is begun once",
+        rows=("L8", "L4"),
+        plant=around(f"{_SIGNALS}.record", _recorded_once_more),
+    )
+    yield Mutation(
+        id="call.ends_once",
+        rule="a use that is over, or never began, is ended by nobody",
+        rows=("L8", "L4"),
+        plant=around("kvtide.chain.uses:ChainUses._of_all", lambda _: _ended_by_whoever_has_it),
     )
