@@ -21,6 +21,9 @@ _ALLOCATOR = "kvtide.chain:ChainAllocator"
 _PAGES = "kvtide.chain.id_space:VirtualPages"
 _IDS = "kvtide.chain.id_space:IdSpace"
 _CALLS = "kvtide.chain.allocator"
+_TERMS = "kvtide.chain.pricing_terms"
+_BAND = "kvtide.chain.band:Band"
+_STEPS = "kvtide.ledger:ForwardSteps"
 _SIGNALS = "kvtide.ledger.signal_uses:SignalUses"
 
 
@@ -57,6 +60,10 @@ def _ended_by_whoever_has_it(uses: Any, what: object, kind: str, has: Any, act: 
             band.release_withheld()
 
 
+def _for_nothing(original: Replacement) -> Replacement:
+    return lambda *args, **named: original(*args, **named)._replace(cost=1)
+
+
 def _nowhere(_: object, units: IntArray) -> Any:
     return np.zeros(len(units), np.bool_)
 
@@ -65,6 +72,7 @@ def book_rules() -> Iterator[Mutation]:
     """See the module's docstring."""
     yield from _ids()
     yield from _calls()
+    yield from _prices()
 
 
 def _ids() -> Iterator[Mutation]:
@@ -146,4 +154,26 @@ def _calls() -> Iterator[Mutation]:
         rule="a use that is over, or never began, is ended by nobody",
         rows=("L8", "L4"),
         plant=around("kvtide.chain.uses:ChainUses._of_all", lambda _: _ended_by_whoever_has_it),
+    )
+
+
+def _prices() -> Iterator[Mutation]:
+    for end in ("up", "down"):
+        yield Mutation(
+            id=f"price.{end}",
+            rule=f"a flush of the grow-{end} end costs what it may move",
+            rows=("C4",),
+            plant=around(f"{_TERMS}:_grow_{end}_terms", _for_nothing),
+        )
+    yield Mutation(
+        id="retire.settle",
+        rule="a forward whose units are settled has retired",
+        rows=("L6",),
+        plant=nothing_during(f"{_BAND}._settle", f"{_STEPS}.wait_queued"),
+    )
+    yield Mutation(
+        id="retire.move",
+        rule="a forward that a move waits for has retired",
+        rows=("L6",),
+        plant=nothing_during(f"{_BAND}._wait_writers", f"{_STEPS}.wait_queued"),
     )
