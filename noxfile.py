@@ -116,7 +116,7 @@ def integration(session: nox.Session) -> None:
 
 @nox.session
 def simulate(session: nox.Session) -> None:
-    """A slice of the page-safety simulation. Share: 20 s, cold or warm."""
+    """A slice of the page-safety simulation, prefixes that requests share among it. Share: 40 s, cold or warm."""
     stress(session, "--seeds", "0:100", "--ops", "300")
 
 

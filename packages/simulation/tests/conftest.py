@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from kvtide.simulation import Operation, installed_operations
+from kvtide.simulation import Operation
+from kvtide.simulation.mutations.hunting import own_operations
 from kvtide.simulation.mutations.mutation import Patch
 from kvtide.simulation.sweep import quiet_logs
 
@@ -36,8 +37,9 @@ def found_operations(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
 
 
 @pytest.fixture(scope="session")
-def operations(found_operations: None) -> dict[str, Operation]:
-    return installed_operations()
+def operations() -> dict[str, Operation]:
+    """Those of this package, whatever else is installed: seeds that a test names draw the same everywhere."""
+    return dict(own_operations())
 
 
 @pytest.fixture

@@ -46,9 +46,10 @@ def test_another_package_brings_operations_without_being_imported(
     """Host copies and transfers live in packages that know the simulation; the simulation knows none of them."""
     install(tmp_path, monkeypatch, "backup_operations:OPERATIONS")
     found = installed_operations()
-    assert set(found) == {*operations, "backup"}
+    assert {*operations, "backup"} <= set(found)
     assert list(found) == sorted(found)
-    run = run_seed(0, 100, found)
+    # Whatever else is installed where this runs.
+    run = run_seed(0, 100, {name: one for name, one in found.items() if name in {*operations, "backup"}})
     assert run.failure is None
     assert run.coverage["backup", "copied"] > 5
 

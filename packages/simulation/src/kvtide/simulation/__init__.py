@@ -20,8 +20,11 @@ from kvtide.simulation.bands import SimulatedBand
 from kvtide.simulation.cases import Case, load_case, save_case
 from kvtide.simulation.exhaustive import SHAPES, Exhausted, Shape, exhaust, repeat
 from kvtide.simulation.failures import CHECKS, CheckFailedError, Failure
+from kvtide.simulation.holders import Holder
 from kvtide.simulation.mutations import MUTATIONS, Hunt, Mutation, hunt
 from kvtide.simulation.operations import OPERATIONS
+from kvtide.simulation.operations.capacity import draw_units
+from kvtide.simulation.operations.choices import draw_bits, one_of, some_of, some_places
 from kvtide.simulation.rank import Rank
 from kvtide.simulation.real import DEVICE_KINDS, RealDevice, open_device, run_seed_on
 from kvtide.simulation.requests import Batch, BatchEntry, BatchTake, Request
@@ -45,6 +48,8 @@ from kvtide.simulation.traces import (
     replay,
     told,
 )
+from kvtide.simulation.use_steps import announce, back_up, fix
+from kvtide.simulation.uses import Kind, Part, Stage, parts_of
 from kvtide.simulation.world import World
 
 __all__ = [
@@ -67,10 +72,13 @@ __all__ = [
     "Exhausted",
     "Failure",
     "Handed",
+    "Holder",
     "Hunt",
+    "Kind",
     "Mutation",
     "Numbers",
     "Operation",
+    "Part",
     "Rank",
     "RealDevice",
     "Request",
@@ -80,6 +88,7 @@ __all__ = [
     "Shadow",
     "Shape",
     "SimulatedBand",
+    "Stage",
     "Totals",
     "TraceAdapter",
     "TraceError",
@@ -87,13 +96,20 @@ __all__ = [
     "TraceLine",
     "TraceRecorder",
     "World",
+    "announce",
+    "back_up",
+    "draw_bits",
     "draw_scenario",
+    "draw_units",
     "exhaust",
     "first_divergence",
+    "fix",
     "hunt",
     "installed_operations",
     "load_case",
+    "one_of",
     "open_device",
+    "parts_of",
     "read_trace",
     "record_seed",
     "repeat",
@@ -103,6 +119,8 @@ __all__ = [
     "run_seed_on",
     "save_case",
     "shrink",
+    "some_of",
+    "some_places",
     "sweep",
     "told",
 ]

@@ -220,15 +220,10 @@ class Allocators:
         waits = self.scenario.waits_for_transfers and any(use.is_open_transfer for use in self.uses.uses)
         goes_around = waits and self.some_layout_holds(asked, around_transfers=True)
         answers = self.on_each(operation, call, may_wait_for="network" if waits else None)
-        waited = []
-        for rank in self.ranks:
-            waited.append([transfer.name for transfer in rank.waited])
-            rank.waited = []
-        if any(each != waited[0] for each in waited):
-            raise CheckFailedError("rank_divergence", f"ranks wait for {waited} in one round of {operation}")
-        if waited[0] and goes_around:
+        waited = self.waited_for(operation)
+        if waited and goes_around:
             raise CheckFailedError(
-                "needless_wait", f"{operation} waits for {waited[0]}, around which a layout goes"
+                "needless_wait", f"{operation} waits for {waited}, around which a layout goes"
             )
         moved = moved_holds(held, self.ranks[0])
         if moved and needs is not None and some_layout_holds(self.layout, *needs):
@@ -236,10 +231,24 @@ class Allocators:
                 "disturbed_use",
                 f"{operation} moves units that {moved[0].name} holds, around which a layout goes",
             )
-        for use in [use for use in self.uses.uses if use.is_open_transfer and use.name in waited[0]]:
+        self.end_waited(waited)
+        return answers
+
+    def waited_for(self, operation: str) -> list[str]:
+        """Names of the transfers that reliefs have waited for since the last call, alike on every rank; `end_waited` comes next."""
+        waited = []
+        for rank in self.ranks:
+            waited.append([transfer.name for transfer in rank.waited])
+            rank.waited = []
+        if any(each != waited[0] for each in waited):
+            raise CheckFailedError("rank_divergence", f"ranks wait for {waited} in one round of {operation}")
+        return waited[0]
+
+    def end_waited(self, names: Sequence[str]) -> None:
+        """Transfers of these names, which the ledger knows to be over, are."""
+        for use in [use for use in self.uses.uses if use.is_open_transfer and use.name in names]:
             self.facts[f"{use.kind.value}s waited for"] += 1
             self.over(use)
-        return answers
 
     def ask(self, asked: Mapping[str, int]) -> bool:
         """Ask whether units fit; a wrong answer, or one that changes something, ends the run."""
@@ -283,10 +292,7 @@ class Allocators:
             self.check_unchanged("a refused take", before)
             self.facts["refusals"] += 1
             return None
-        units, promised = self._handed_out(taken[0], bands)
-        for band in self.bands:
-            self.shadow.bind(band.name, units[band.name], promised[band.name])
-        self.minted[taken[0].pages] = True
+        units, promised = self.note_taken(taken[0], bands)
         now = self.figures()
         how = (
             "moved"
@@ -295,9 +301,6 @@ class Allocators:
             if now.settles > figures.settles
             else "in place"
         )
-        self.facts["takes"] += 1
-        self.facts["units promised"] += sum(map(len, promised.values()))
-        self.facts["units of older pages bound"] += sum(len(one.held) for one in (bands or {}).values())
         return Handed(taken, units, promised, how)
 
     def free(self, band: SimulatedBand, units: IntArray) -> None:
@@ -306,15 +309,48 @@ class Allocators:
             self.on_each("free_state_slots", lambda rank: rank.chain.free_state_slots(units))
         else:
             self.on_each("free_pages", lambda rank: rank.chain.free_pages(band.name, units))
-        self.shadow.unbind(band.name, units)
-        if not band.is_state:
-            self._return_pages(np.unique(units // band.ratio))
+        self.note_freed(band, units)
 
     def rehome(self, band: SimulatedBand, sources: IntArray, targets: IntArray) -> None:
         """Let a window's pages stand for others on every rank; virtual pages that nobody holds any more return."""
         self.on_each("rehome_window", lambda rank: rank.chain.rehome_window(band.name, sources, targets))
+        self.note_rehomed(band, sources, targets)
+
+    def copy_state(self, sources: IntArray, targets: IntArray) -> None:
+        """Copy state slots on every rank."""
+        self.on_each("copy_state_slots", lambda rank: rank.chain.copy_state_slots(sources, targets))
+        self.note_copied(sources, targets)
+
+    # ── what a call has changed, for whoever calls each rank's allocator himself ──
+
+    def note_taken(
+        self, taken: Taken, bands: Mapping[str, BandTake] | None
+    ) -> tuple[dict[str, IntArray], dict[str, IntArray]]:
+        """A take has handed these out; virtual units bound, and those of them promised to be written whole, by band."""
+        units, promised = self._handed_out(taken, bands)
+        for band in self.bands:
+            self.shadow.bind(band.name, units[band.name], promised[band.name])
+        self.minted[taken.pages] = True
+        self.facts["takes"] += 1
+        self.facts["units promised"] += sum(map(len, promised.values()))
+        self.facts["units of older pages bound"] += sum(len(one.held) for one in (bands or {}).values())
+        return units, promised
+
+    def note_freed(self, band: SimulatedBand, units: IntArray) -> None:
+        """Pages of one attention band, or state slots, were freed."""
+        self.shadow.unbind(band.name, units)
+        if not band.is_state:
+            self._return_pages(np.unique(units // band.ratio))
+
+    def note_rehomed(self, band: SimulatedBand, sources: IntArray, targets: IntArray) -> None:
+        """A window's pages stand for others."""
         self.shadow.rehome(band.name, sources, targets)
         self._return_pages(np.unique(sources // band.ratio))
+
+    def note_copied(self, sources: IntArray, targets: IntArray) -> None:
+        """State slots were copied."""
+        assert self.state is not None, "state slots are copied"
+        self.shadow.copy(self.state.name, sources, targets)
 
     def _return_pages(self, pages: IntArray) -> None:
         """Note those of `pages` of which no band binds a part any more."""
@@ -322,12 +358,6 @@ class Allocators:
         for each in self.attention:
             held |= self.shadow.bound[each.name][each.sub_pages(pages)].reshape(-1, each.ratio).any(axis=1)
         self.minted[pages[~held]] = False
-
-    def copy_state(self, sources: IntArray, targets: IntArray) -> None:
-        """Copy state slots on every rank."""
-        self.on_each("copy_state_slots", lambda rank: rank.chain.copy_state_slots(sources, targets))
-        assert self.state is not None, "state slots are copied"
-        self.shadow.copy(self.state.name, sources, targets)
 
     def figures(self) -> Figures:
         """What one rank's allocator has done since the start."""

@@ -59,6 +59,8 @@ def after_action(world: World) -> None:
     # One for all: the others have equal tables, spans and figures.
     first.chain.verify_byte_accounting()
     check_claims(world.uses, world.shadow, world.bands, first)
+    for holder in world.holders:
+        holder.check()
 
 
 def at_rest(world: World) -> None:
@@ -80,6 +82,8 @@ def at_end(world: World) -> None:
     """Free everything; nothing may be left of it, neither bytes nor ids."""
     at_rest(world)
     world.close(list(world.requests))
+    for holder in world.holders:
+        holder.let_go()
     at_rest(world)
     for rank in world.ranks:
         for band in world.bands:

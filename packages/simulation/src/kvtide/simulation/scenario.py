@@ -18,6 +18,7 @@ from kvtide.plan import (
     FullLifetime,
     KVLayerDecl,
     KVPart,
+    KVStoragePlan,
     MLAGeometry,
     PlanError,
     StateGeometry,
@@ -90,24 +91,27 @@ class Scenario:
 
     def layout(self) -> ArenaLayout:
         """The arena's byte layout; raises `PlanError` for a scenario that cannot be laid out."""
+        return lay_out(self.plan(), self.arena_bytes)
+
+    def plan(self, checkpoint_interval: int | None = None) -> KVStoragePlan:
+        """The bands as sub-pools, which have the same layout with every interval of checkpoints; raises `PlanError` as `layout` does."""
         decls = []
         for layer, band in enumerate(self.bands):
             if band.kind == "state":
                 tensor = TensorDecl("state", (band.entry_bytes,), DType.UINT8)
-                part = KVPart(StateGeometry((tensor,)), StateLifetime())
+                part = KVPart(StateGeometry((tensor,)), StateLifetime(checkpoint_interval))
             else:
                 lifetime = FullLifetime() if band.kind == "full" else WindowLifetime(band.window_tokens)
                 part = KVPart(MLAGeometry(band.entry_bytes, 0, DType.UINT8), lifetime)
             decls.append(KVLayerDecl(layer, (part,)))
         attention = [band for band in self.bands if band.kind != "state"]
         owner = next((band for band in attention if band.kind == "full"), attention[0] if attention else None)
-        plan = plan_kv_storage(
+        return plan_kv_storage(
             decls,
             page_tokens=1 if owner is None else owner.page_tokens,
             window_page_tokens={band.name: band.page_tokens for band in attention if band is not owner}
             or None,
         )
-        return lay_out(plan, self.arena_bytes)
 
     def simpler(self) -> Iterator[Scenario]:
         """Scenarios that are simpler in one way each, the boldest first; some cannot be laid out."""

@@ -161,6 +161,20 @@ def quarantine(world: World, use: Use) -> None:
     use.elsewhere = {name: found[name] != places for name, places in use.places.items()}
 
 
+# ── fixed units ──
+
+
+def fix(world: World, use: Use) -> None:
+    """Promise that the units stay where they are."""
+
+    def fix_on(rank: Rank) -> None:
+        use.owners.append(object())
+        rank.chain.uses.fix(use.owners[-1], use.units)
+
+    world.on_each("fix", fix_on)
+    note_places(world, use)
+
+
 # ── ends ──
 
 

@@ -12,6 +12,7 @@ from kvtide.simulation import scheduler
 from kvtide.simulation.allocators import Allocators
 from kvtide.simulation.bands import NONE, SimulatedBand
 from kvtide.simulation.forward import plan_forward
+from kvtide.simulation.holders import Holder
 from kvtide.simulation.rank import Rank
 from kvtide.simulation.requests import Batch, BatchEntry, BatchTake, Request
 from kvtide.simulation.scenario import Scenario
@@ -33,6 +34,8 @@ class World(Allocators):
         """Requests of each forward in flight, oldest first; some may be over."""
         self.flying_writes: list[dict[str, IntArray]] = []
         """What each of them writes, by band."""
+        self.holders: list[Holder] = []
+        """Whoever else holds units, in the order of joining."""
         self._admitted = 0
 
     # ── requests ──
@@ -152,6 +155,8 @@ class World(Allocators):
         self.flying_writes.append({each.band.name: each.written for each in work.bands})
         self.facts["forwards"] += 1
         self.batch = Batch()
+        for holder in self.holders:
+            holder.launched(entries)
 
     def abandon(self, *, is_launched: bool = False, has_metadata: bool = False) -> None:
         """Give the open batch up, perhaps after its launch, perhaps after its metadata phase was queued; its debts are paid."""
@@ -163,14 +168,19 @@ class World(Allocators):
             self.on_each("pay_zero_debt", partial(_pay, take))
             for name, units in take.promised.items():
                 self.shadow.pay(name, units)
-        self.batch = Batch()
+        entries, self.batch = self.batch.entries, Batch()
+        for holder in self.holders:
+            holder.abandoned(entries, is_launched=is_launched)
 
     def process(self) -> tuple[Request, ...]:
         """Process the oldest forward in flight on every rank; its requests."""
         for rank in self.ranks:
             scheduler.process_oldest(rank)
         self.flying_writes.pop(0)
-        return self.flying.pop(0)
+        requests = self.flying.pop(0)
+        for holder in self.holders:
+            holder.processed(requests)
+        return requests
 
     def forwards_over(self, request: Request) -> int:
         """Forwards in flight that include a request."""

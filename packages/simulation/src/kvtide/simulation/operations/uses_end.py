@@ -8,7 +8,6 @@ from kvtide.simulation import use_rules, use_steps
 from kvtide.simulation.actions import Numbers
 from kvtide.simulation.operations.choices import one_of
 from kvtide.simulation.operations.named_units import draw_names, live, named
-from kvtide.simulation.rank import Rank
 from kvtide.simulation.uses import Kind, Stage, Use
 from kvtide.simulation.world import World
 
@@ -66,14 +65,7 @@ class Fix:
         parts = named(world, live, numbers)
         if not parts:
             return "nothing to fix"
-        use = world.uses.open(Kind.FIX, parts)
-
-        def fix(rank: Rank) -> None:
-            use.owners.append(object())
-            rank.chain.uses.fix(use.owners[-1], use.units)
-
-        world.on_each("fix", fix)
-        use_steps.note_places(world, use)
+        use_steps.fix(world, world.uses.open(Kind.FIX, parts))
         return "fixed, under a forward" if world.flying else "fixed, idle"
 
 

@@ -1,0 +1,271 @@
+"""The prefix tree in the simulation of page safety: what its operations meet, the stalls of K9, and rules that are weakened."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import logging
+import tomllib
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+import structlog
+
+from kvtide.simulation import (
+    OPERATION_GROUP,
+    OPERATIONS,
+    Action,
+    BandDraft,
+    Failure,
+    Operation,
+    Run,
+    Scenario,
+    read_trace,
+    record_seed,
+    replay,
+    run_actions,
+    run_seed,
+)
+from kvtide.sizing import CheckpointStrategy, ChunkReads
+from kvtide.storage.simulated import OPERATIONS as TREE_OPERATIONS
+from kvtide.storage.simulated.settings import settings_of
+
+from .weakened import RULES
+
+PROJECT = Path(__file__).resolve().parents[3] / "pyproject.toml"
+
+ALL: Mapping[str, Operation] = {
+    operation.name: operation
+    for operation in sorted((*OPERATIONS, *TREE_OPERATIONS), key=lambda one: one.name)
+}
+"""What `kvtide stress` draws where both are installed."""
+
+OTHER_OPERATIONS = {name: one for name, one in ALL.items() if one in OPERATIONS}
+
+OTHERS = {"admit", "grow", "launch", "process", "finish", "abort", "flush", "pass time"}
+USES = {"end use", "unfix", "begin transfer"}
+FEW = {name: one for name, one in ALL.items() if name.startswith("tree: ") or name in OTHERS | USES}
+"""The tree's, and so much beside it that arenas are full and forwards of others run: a tree is met sooner among few."""
+
+SEEDS = range(24)
+ACTIONS = 200
+
+MET = {
+    ("tree: begin", "with a hit"),
+    ("tree: begin", "with a hit, under a forward"),
+    ("tree: begin", "with nothing, evicting, under a forward"),
+    ("tree: begin", "refused"),
+    ("tree: step", "prepared, evicting"),
+    ("tree: step", "prepared, evicting under a forward"),
+    ("tree: step", "prepared, others retracted"),
+    ("tree: step", "refused"),
+    ("tree: process", "handed over"),
+    ("tree: end", "complete"),
+    ("tree: end", "aborted, under a forward"),
+    ("tree: end", "aborted, in the open batch"),
+    ("tree: make room", "evicted, idle"),
+    ("tree: make room", "evicted, under a forward"),
+    ("tree: make room", "cannot"),
+    ("tree: empty", "emptied, under a forward"),
+    ("tree: use nodes", "backup, under a forward"),
+    ("tree: use nodes", "send, under a forward"),
+    ("tree: use nodes", "fix, under a forward"),
+    ("end use", "backup over, freed under it"),
+    ("begin transfer", "send: freed before it began"),
+    ("begin transfer", "send: begun, under a forward"),
+}
+"""What a slice of seeds must have met, or it proves less than it says."""
+
+STALLS = ("no tracking slot", "no replacement slot")
+
+
+@pytest.fixture(autouse=True)
+def quiet_logs() -> Iterator[None]:
+    """A run moves pages thousands of times, and each is logged."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
+    yield
+    structlog.reset_defaults()
+
+
+@pytest.mark.requirement("K8", "K9", "X1", "L2", "H1", "T1")
+def test_requests_share_prefixes_among_others_and_every_check_holds() -> None:
+    """Hits, hand-overs, evictions under forwards, reads that outlive nodes, both stalls: drawn, met, and nothing is wrong with them."""
+    coverage: Counter[tuple[str, str]] = Counter()
+    facts: Counter[str] = Counter()
+    for seed in SEEDS:
+        run = run_seed(seed, ACTIONS, FEW)
+        assert run.failure is None, f"seed {seed}: {run.failure}"
+        coverage.update(run.coverage)
+        facts.update(run.facts)
+    assert set() == MET - set(coverage)
+    assert facts["tree: units rehomed"] > 2
+    assert all(facts[f"tree: {reason}"] for reason in STALLS)
+    assert {reason for reason in STALLS for _, outcome in coverage if f"stalled: {reason}" in outcome} == {
+        *STALLS
+    }
+
+
+@pytest.mark.requirement("K8", "X1")
+def test_the_tree_stands_among_all_that_is_drawn() -> None:
+    """Loads and receives take what the tree let go of; refills, rehomings and questions of others meet bands that it shares."""
+    hits = 0
+    for seed in (1, 2, 4, 13):
+        run = run_seed(seed, 300, ALL)
+        assert run.failure is None, f"seed {seed}: {run.failure}"
+        hits += sum(
+            count
+            for (name, outcome), count in run.coverage.items()
+            if name == "tree: begin" and "a hit" in outcome
+        )
+    assert hits
+
+
+@pytest.mark.requirement("X1")
+def test_stress_finds_the_operations_by_entry_point() -> None:
+    """Its name leads to them; where the distribution is installed, so does the installed one."""
+    named = tomllib.loads(PROJECT.read_text(encoding="utf-8"))["project"]["entry-points"][OPERATION_GROUP]
+    for name, value in named.items():
+        point = importlib.metadata.EntryPoint(name, value, OPERATION_GROUP)
+        assert point.load() is TREE_OPERATIONS
+
+
+@pytest.mark.requirement("X3")
+def test_a_trace_of_a_shared_life_replays(tmp_path: Path) -> None:
+    """What the tree makes an allocator do is written down as calls, so whoever replays it needs no tree."""
+    path, calls = tmp_path / "seed.jsonl", set[str]()
+    for page_tokens in (None, 16):
+        with path.open("w", encoding="utf-8") as out:
+            assert record_seed(out, 2, ACTIONS, page_tokens=page_tokens, operations=ALL) > 100
+        header, lines = read_trace(path)
+        assert replay(header, lines) is None
+        calls |= {line.call for line in lines}
+    assert {"chain.rehome_window", "chain.copy_state_slots", "chain.fits_after_frees"} <= calls
+
+
+@pytest.mark.requirement("X1")
+def test_a_case_says_which_operations_it_lacks() -> None:
+    """A failure that the tree had a part in is no failure of a simulation without it."""
+    with pytest.raises(ValueError, match=r"operations \['tree: begin'\] are not installed"):
+        run_actions(serving(CheckpointStrategy.NO_BUFFER, overlap=False), [begin(2, 1)], OTHER_OPERATIONS)
+
+
+# ── by hand ──
+
+BANDS = (
+    # More than a window frees as it moves on.
+    BandDraft(kind="state", entry_bytes=160),
+    BandDraft(kind="window", window_tokens=6, entry_bytes=16, page_tokens=2),
+    BandDraft(kind="full", entry_bytes=16, page_tokens=2),
+)
+
+
+def serving(strategy: CheckpointStrategy, *, overlap: bool) -> Scenario:
+    """A scenario that serves so, with pages of two tokens and checkpoints, if on a grid, every four."""
+    for seed in range(10_000):
+        scenario = Scenario(
+            bands=BANDS,
+            arena_bytes=4096,
+            row_count=6,
+            overlap=2,
+            declares_read_end=True,
+            rank_seeds=(seed, 7),
+            random_queries=False,
+        )
+        settings = settings_of(scenario)
+        assert settings is not None
+        policy = settings.sized.policy
+        if (policy.strategy, policy.overlap, policy.chunk_reads) == (
+            strategy,
+            overlap,
+            ChunkReads.PAGES,
+        ) and settings.grid in {None, 4}:
+            return scenario
+    raise AssertionError("no seed draws it")
+
+
+def begin(tokens: int, outputs: int) -> Action:
+    numbers = {"tokens": tokens, "outputs": outputs, "text": 0, "key": 0, "whole": 0, "retracts": 0}
+    return Action("tree: begin", numbers)
+
+
+def serve(forwards: int, *, crowds: int = 0, fixes: int = 0) -> Action:
+    """By launches; bits of `crowds` and `fixes` are those before which others take what there is of slots, or fix checkpoints."""
+    numbers = {"requests": 255, "forwards": forwards, "tokens": 4, "crowds": crowds, "fixes": fixes}
+    return Action("tree: serve", numbers)
+
+
+END = Action("tree: end", {"requests": 255})
+
+ALWAYS = 255
+STALLING = (
+    begin(tokens=8, outputs=40),
+    *[serve(8, crowds=ALWAYS, fixes=ALWAYS)] * 6,
+    END,
+)
+
+
+def carried_out(scenario: Scenario, *actions: Action) -> Run:
+    return run_actions(scenario, actions, ALL)
+
+
+GRIDS = [
+    (CheckpointStrategy.EXTRA_BUFFER, False),
+    (CheckpointStrategy.EXTRA_BUFFER, True),
+    (CheckpointStrategy.EXTRA_BUFFER_LAZY, True),
+]
+
+
+@pytest.mark.requirement("K9", "X1")
+@pytest.mark.parametrize(("strategy", "overlap"), GRIDS)
+def test_a_request_that_stalls_both_ways_holds_what_it_was_priced_for(
+    strategy: CheckpointStrategy, overlap: bool
+) -> None:
+    """Its checkpoints are fixed as they go over, so the tree has none to spare, and others have taken the rest: nothing replaces the slot,
+    then none is left to track into. It goes on to its end, its windows retiring as if each checkpoint had been taken.
+    """
+    run = carried_out(serving(strategy, overlap=overlap), *STALLING)
+    assert run.failure is None
+    assert {reason for reason in STALLS if run.facts.get(f"tree: {reason}")} == {*STALLS}
+    assert run.coverage["tree: end", "complete"] == 1
+
+
+@pytest.mark.requirement("K9", "X2")
+@pytest.mark.parametrize(("strategy", "overlap"), GRIDS)
+def test_a_floor_that_waits_for_its_checkpoint_is_noticed(
+    strategy: CheckpointStrategy, overlap: bool
+) -> None:
+    """The same life without forgoing: windows pile up behind the last checkpoint that was taken, past the price."""
+    with pytest.MonkeyPatch.context() as patch:
+        RULES["floor_waits_for_the_checkpoint"](patch)
+        run = carried_out(serving(strategy, overlap=overlap), *STALLING)
+    assert run.failure is not None
+    assert run.failure.check == "capacity_answer"
+    assert "of band 'window-6'" in run.failure.message
+
+
+def last_slot_handed_over() -> Failure | None:
+    """Requests of one text, of which each is aborted under a forward one token further on, and a longer one behind each."""
+    lives = [(begin(7, 12), serve(forwards), END, begin(19, 1), END) for forwards in range(2, 12)]
+    scenario = serving(CheckpointStrategy.NO_BUFFER, overlap=False)
+    return carried_out(scenario, *[action for life in lives for action in life]).failure
+
+
+@pytest.mark.requirement("K7", "K8", "X2")
+def test_a_state_that_a_forward_has_taken_further_is_noticed_under_a_shorter_length() -> None:
+    """With no_buffer the running slot is what goes over: not while a forward runs that advances it."""
+    assert last_slot_handed_over() is None
+    with pytest.MonkeyPatch.context() as patch:
+        RULES["state_under_a_shorter_length"](patch)
+        failure = last_slot_handed_over()
+    assert failure is not None
+    assert failure.check == "lost_write"
+
+
+@pytest.mark.requirement("K8", "X2")
+@pytest.mark.parametrize("rule", sorted(RULES.keys() - {"state_under_a_shorter_length"}))
+def test_a_weakened_rule_is_found(rule: str) -> None:
+    """By some check, within a bounded number of seeds: the operations reach what the rule prevents."""
+    with pytest.MonkeyPatch.context() as patch:
+        RULES[rule](patch)
+        assert any(run_seed(seed, ACTIONS, FEW).failure is not None for seed in SEEDS)
