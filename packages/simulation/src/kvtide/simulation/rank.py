@@ -78,6 +78,8 @@ class Rank:
         """Transfers that a relief may wait for, and their ends."""
         self.waited: list[NetworkTransfer] = []
         """Those that reliefs have waited for since somebody looked."""
+        self.freed_with: dict[str, list[tuple[SimulatedBand, IntArray]]] = {}
+        """Name of a transfer → what a relief that waits for it frees there and then, in this order."""
         self.waiter_calls = 0
         """How often a relief has waited."""
         self._ids = {band.name: np.arange(band.id_count) for band in bands}
@@ -104,6 +106,8 @@ class Rank:
         for transfer in transfers:
             self.device.wait_on_host(self.transfers.pop(transfer))
             self.chain.uses.end(transfer)
+            for band, units in self.freed_with.pop(transfer.name, ()):
+                free(self.chain, band, units)
             self.waited.append(transfer)
 
     @property
@@ -130,6 +134,14 @@ class Rank:
         """A mirror's entries as they are now, int32; for work that runs, and for the host once nothing does."""
         span = self.device.mirror_span(name)
         return span.buffer.bytes[span.start_byte : span.end_byte].view(np.int32)
+
+
+def free(chain: ChainAllocator, band: SimulatedBand, units: IntArray) -> None:
+    """Free pages of one attention band, or state slots."""
+    if band.is_state:
+        chain.free_state_slots(units)
+    else:
+        chain.free_pages(band.name, units)
 
 
 class WatchedDevice(ModelledDevice):

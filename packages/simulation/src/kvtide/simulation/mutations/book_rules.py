@@ -60,6 +60,27 @@ def _ended_by_whoever_has_it(uses: Any, what: object, kind: str, has: Any, act: 
             band.release_withheld()
 
 
+def _asked_once(original: Replacement) -> Replacement:
+    """The host has never waited, as far as the take can tell."""
+
+    def take(chain: Any, **named: Any) -> Any:
+        relief = chain._relief
+        make_room, count = relief.make_room, relief.host_wait_count
+
+        def uncounted(asked: Any) -> Any:
+            made = make_room(asked)
+            relief.host_wait_count = count
+            return made
+
+        relief.make_room = uncounted
+        try:
+            return original(chain, **named)
+        finally:
+            del relief.make_room
+
+    return take
+
+
 def _for_nothing(original: Replacement) -> Replacement:
     return lambda *args, **named: original(*args, **named)._replace(cost=1)
 
@@ -165,6 +186,12 @@ def _prices() -> Iterator[Mutation]:
             rows=("C4",),
             plant=around(f"{_TERMS}:_grow_{end}_terms", _for_nothing),
         )
+    yield Mutation(
+        id="take.asked_again",
+        rule="what a take names is looked at again once the host has waited",
+        rows=("C6", "L8"),
+        plant=around(f"{_ALLOCATOR}.take", _asked_once),
+    )
     yield Mutation(
         id="retire.settle",
         rule="a forward whose units are settled has retired",

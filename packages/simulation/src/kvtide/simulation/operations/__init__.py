@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kvtide.simulation.actions import Operation
 from kvtide.simulation.operations.capacity import AskFits, EnsureCapacity, FillArena, WhatIf
+from kvtide.simulation.operations.ending_takes import TakeWhatEnds
 from kvtide.simulation.operations.forwards import AbortForward, Flush, LaunchForward, ProcessForward
 from kvtide.simulation.operations.frees import DropCheckpoints, DropTail, Finish, Retire
 from kvtide.simulation.operations.host_copies import BackUp, Load, SubmitLoad
@@ -39,6 +40,7 @@ OPERATIONS: tuple[Operation, ...] = (
     EnsureCapacity(),
     WhatIf(),
     Misuse(),
+    TakeWhatEnds(),
     BackUp(),
     Load(),
     SubmitLoad(),

@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeAlias
 
 from kvtide.device import IntArray
 from kvtide.simulation.bands import SimulatedBand
-from kvtide.simulation.rank import Rank
+from kvtide.simulation.rank import Rank, free
 from kvtide.simulation.world import World
 
 Call: TypeAlias = Callable[[Rank], object]
@@ -25,6 +25,4 @@ class Mistake(NamedTuple):
 
 def free_of(band: SimulatedBand, units: IntArray) -> Call:
     """A free of these units."""
-    if band.is_state:
-        return lambda rank: rank.chain.free_state_slots(units)
-    return lambda rank: rank.chain.free_pages(band.name, units)
+    return lambda rank: free(rank.chain, band, units)
