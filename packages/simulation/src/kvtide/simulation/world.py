@@ -15,7 +15,7 @@ from kvtide.simulation.bands import NONE, SimulatedBand
 from kvtide.simulation.forward import plan_forward
 from kvtide.simulation.holders import Holder
 from kvtide.simulation.rank import Rank
-from kvtide.simulation.requests import Batch, BatchEntry, BatchTake, Request
+from kvtide.simulation.requests import Batch, BatchEntry, BatchTake, Request, renamed
 from kvtide.simulation.scenario import Scenario
 from kvtide.simulation.uses import Kind, Stage, Use
 
@@ -62,11 +62,19 @@ class World(Allocators):
         self._forget_returned(requests)
 
     def rehome_rows(
-        self, requests: Sequence[Request], band: SimulatedBand, sources: IntArray, targets: IntArray
+        self, giver: Request, taker: Request, band: SimulatedBand, sources: IntArray, targets: IntArray
     ) -> None:
-        """Let a window's pages of `requests` stand for others; a virtual page that returns leaves its row."""
+        """Let a window's pages of one request stand for another's; a virtual page that returns leaves its row."""
         self.rehome(band, sources, targets)
-        self._forget_returned(requests)
+        self.batch.takes = [take.renamed(band.name, sources, targets) for take in self.batch.takes]
+        for writes in self.flying_writes:
+            if band.name in writes:
+                writes[band.name] = renamed(writes[band.name], sources, targets)
+        # Forwards that look at the pages under their old names are over whoever has them now, too.
+        self.flying = [
+            (*each, taker) if giver in each and taker not in each else each for each in self.flying
+        ]
+        self._forget_returned([giver])
 
     def _forget_returned(self, requests: Sequence[Request]) -> None:
         """Columns of virtual pages that have returned read as the sink."""

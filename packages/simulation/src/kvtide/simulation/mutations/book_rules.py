@@ -81,6 +81,10 @@ def _asked_once(original: Replacement) -> Replacement:
     return take
 
 
+def _debts_of_others(original: Replacement) -> Replacement:
+    return lambda debts, band, sources, targets: original(debts, band, sources, targets[::-1].copy())
+
+
 def _for_nothing(original: Replacement) -> Replacement:
     return lambda *args, **named: original(*args, **named)._replace(cost=1)
 
@@ -191,6 +195,18 @@ def _prices() -> Iterator[Mutation]:
         rule="what a take names is looked at again once the host has waited",
         rows=("C6", "L8"),
         plant=around(f"{_ALLOCATOR}.take", _asked_once),
+    )
+    yield Mutation(
+        id="debt.rehomed",
+        rule="the debt of a page goes along when it is rehomed",
+        rows=("A5", "K8"),
+        plant=without("kvtide.chain.takes:ZeroDebts.rename"),
+    )
+    yield Mutation(
+        id="debt.named",
+        rule="and each page keeps its own",
+        rows=("A5", "K8"),
+        plant=around("kvtide.chain.takes:ZeroDebts.rename", _debts_of_others),
     )
     yield Mutation(
         id="retire.settle",
