@@ -17,6 +17,7 @@ from kvtide.simulation import checks
 from kvtide.simulation.actions import Action, Operation, installed_operations
 from kvtide.simulation.failures import Failure, failure_of
 from kvtide.simulation.scenario import Scenario, draw_scenario
+from kvtide.simulation.sizes import sized_for
 from kvtide.simulation.world import World
 
 _DRAWS = 1_000
@@ -92,13 +93,14 @@ def _run(
     done: list[Action] = []
     world, failure, action = None, None, None
     try:
-        world = World(scenario)
-        while (action := next_action(world, len(done))) is not None:
-            done.append(action)
-            outcome = operations[action.operation].apply(world, action.numbers)
-            coverage[action.operation, outcome] += 1
-            checks.after_action(world)
-        checks.at_end(world)
+        with sized_for(scenario):
+            world = World(scenario)
+            while (action := next_action(world, len(done))) is not None:
+                done.append(action)
+                outcome = operations[action.operation].apply(world, action.numbers)
+                coverage[action.operation, outcome] += 1
+                checks.after_action(world)
+            checks.at_end(world)
     except Exception as error:
         if world is None and isinstance(error, PlanError):
             raise

@@ -85,6 +85,18 @@ def _debts_of_others(original: Replacement) -> Replacement:
     return lambda debts, band, sources, targets: original(debts, band, sources, targets[::-1].copy())
 
 
+def _tidied_away(original: Replacement) -> Replacement:
+    """One fence is gone whenever the arrays are made anew."""
+
+    def tidy(fences: Any) -> None:
+        before = fences._number_count
+        original(fences)
+        if fences._number_count < before and fences.open_fences:
+            fences._kinds[min(fences.open_fences)] = -1
+
+    return tidy
+
+
 def _for_nothing(original: Replacement) -> Replacement:
     return lambda *args, **named: original(*args, **named)._replace(cost=1)
 
@@ -98,6 +110,7 @@ def book_rules() -> Iterator[Mutation]:
     yield from _ids()
     yield from _calls()
     yield from _prices()
+    yield from _large()
 
 
 def _ids() -> Iterator[Mutation]:
@@ -219,4 +232,19 @@ def _prices() -> Iterator[Mutation]:
         rule="a forward that a move waits for has retired",
         rows=("L6",),
         plant=nothing_during(f"{_BAND}._wait_writers", f"{_STEPS}.wait_queued"),
+    )
+
+
+def _large() -> Iterator[Mutation]:
+    yield Mutation(
+        id="large.fences",
+        rule="fences outlive the arrays that they stand in",
+        rows=("L4",),
+        plant=around("kvtide.ledger:FencedBytes._tidy", _tidied_away),
+    )
+    yield Mutation(
+        id="large.holes",
+        rule="holes far from the anchor are found again",
+        rows=("C2",),
+        plant=without("kvtide.chain.hole_set:HoleSet._flag"),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from kvtide.simulation.failures import CheckFailedError
 from kvtide.simulation.operations.choices import one_of
 from kvtide.simulation.operations.mistakes import Call, Mistake, free_of
 from kvtide.simulation.operations.rehoming_misuse import OF_REHOMING
-from kvtide.simulation.operations.use_misuse import OF_USES
+from kvtide.simulation.operations.use_misuse import OF_USES, collect
 from kvtide.simulation.rank import Rank
 from kvtide.simulation.world import World
 
@@ -42,9 +43,12 @@ class Misuse:
         """Make it, where the state of things lets one make it."""
         name, make = one_of(list(_KINDS.items()), numbers["kind"])
         band = one_of(world.bands, numbers["band"])
-        call = make(Mistake(world, band, numbers["pick"]))
+        at = Mistake(world, band, numbers["pick"])
+        call = make(at)
         if call is None:
             return f"{name}: not possible now"
+        if name in OF_USES:
+            world.on_each("a use that is over", partial(collect, at))
         world.unchanged(name, lambda rank: _expect_error(name, band, call, rank))
         return name
 

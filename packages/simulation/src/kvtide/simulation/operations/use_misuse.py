@@ -139,6 +139,15 @@ def _of_nothing(at: Mistake) -> Call | None:
     return _fix(at, NONE)
 
 
+def collect(at: Mistake, rank: Rank) -> None:
+    """The end of any use has a band look for units that have come free since: let that be done before."""
+    units = _one(at)
+    if len(units):
+        transfer = NetworkTransfer("a send", Access.READ)
+        rank.chain.uses.begin(transfer, {at.band.name: units})
+        rank.chain.uses.end(transfer)
+
+
 def _one(at: Mistake) -> IntArray:
     """One unit that somebody holds, if anybody does."""
     held = at.world.held(at.band)

@@ -15,6 +15,7 @@ from kvtide.simulation.failures import Failure, failure_of
 from kvtide.simulation.rank import Rank
 from kvtide.simulation.real.real_device import RealDevice
 from kvtide.simulation.run import Run, facts_of, run_seed
+from kvtide.simulation.sizes import sized_for
 from kvtide.simulation.world import World
 
 DeviceOpener: TypeAlias = Callable[[int, int], RealDevice]
@@ -65,6 +66,11 @@ def run_seed_on(
     drawn = run_seed(seed, action_count, known)
     if drawn.failure is not None:
         return drawn
+    with sized_for(drawn.scenario):
+        return _run_drawn(opener, drawn, known)
+
+
+def _run_drawn(opener: DeviceOpener, drawn: Run, known: Mapping[str, Operation]) -> Run:
     world = World(drawn.scenario)
     devices: list[Any] = [opener(world.layout.arena_bytes, seed) for seed in drawn.scenario.rank_seeds]
     world.ranks = [
