@@ -86,13 +86,13 @@ def _debts_of_others(original: Replacement) -> Replacement:
 
 
 def _tidied_away(original: Replacement) -> Replacement:
-    """One fence is gone whenever the arrays are made anew."""
+    """No fence is met any more once the arrays are made anew."""
 
     def tidy(fences: Any) -> None:
         before = fences._number_count
         original(fences)
-        if fences._number_count < before and fences.open_fences:
-            fences._kinds[min(fences.open_fences)] = -1
+        if fences._number_count < before:
+            fences._kinds[: fences._number_count] = -1
 
     return tidy
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kvtide.simulation.actions import Operation
 from kvtide.simulation.operations.capacity import AskFits, EnsureCapacity, FillArena, WhatIf
+from kvtide.simulation.operations.crowds import Crowd
 from kvtide.simulation.operations.ending_takes import TakeWhatEnds
 from kvtide.simulation.operations.forwards import AbortForward, Flush, LaunchForward, ProcessForward
 from kvtide.simulation.operations.frees import DropCheckpoints, DropTail, Finish, Retire
@@ -36,6 +37,7 @@ OPERATIONS: tuple[Operation, ...] = (
     FillArena(),
     Flush(),
     Lull(),
+    Crowd(),
     AskFits(),
     EnsureCapacity(),
     WhatIf(),

@@ -1,0 +1,81 @@
+"""Crowds: bands meet over bytes that they left and that somebody still reads, and all that still fits is asked for.
+
+    end     | kept │ moved from, sent │ ← another band grows up to here, and over the bytes only once the send is over
+             flush ←──┘ the frontier retreats
+
+Such bytes come about where a flush moves what is sent or read by forwards; they matter only to the last unit that fits.
+"""
+
+from __future__ import annotations
+
+import random
+
+from kvtide.simulation import use_steps
+from kvtide.simulation.actions import Numbers
+from kvtide.simulation.operations.capacity import EnsureCapacity
+from kvtide.simulation.operations.choices import draw_bits, one_of, some_of
+from kvtide.simulation.operations.forwards import MANY_MOVES, flush
+from kvtide.simulation.operations.lulls import send_whole
+from kvtide.simulation.operations.named_units import able_to_leave
+from kvtide.simulation.requests import BatchEntry
+from kvtide.simulation.world import World
+
+ROUNDS = 2
+"""Forwards that read, each with a flush behind it: what is left is then read by different ones."""
+
+
+class Crowd:
+    """Requests leave and end, forwards read, flushes retreat, sends fail; then a band is asked for the most that it can have."""
+
+    name = "crowd"
+    weight = 36
+
+    def generate(self, rng: random.Random, world: World) -> Numbers | None:
+        """Who leaves, who ends and who reads in each round, how far flushes go, which sends fail, which band grows."""
+        if len(world.requests) < 2:
+            return None
+        return {
+            "leaving": rng.choice((0, draw_bits(rng, len(world.requests)))),
+            "closes": rng.randrange(2),
+            "failing": rng.choice((0, 0, draw_bits(rng, 4))),
+            "moves": rng.choice((1, 2, MANY_MOVES, MANY_MOVES)),
+            "band": rng.randrange(8),
+            **{f"ending {place}": 1 << rng.randrange(len(world.requests)) for place in range(ROUNDS)},
+            **{f"readers {place}": rng.choice((0, draw_bits(rng))) for place in range(ROUNDS)},
+        }
+
+    def apply(self, world: World, numbers: Numbers) -> str:
+        """Give up the open batch and process; then as the class says."""
+        world.abandon()
+        while world.flying:
+            world.process()
+        left = send_whole(
+            world, some_of(able_to_leave(world), numbers["leaving"]), closes=bool(numbers["closes"])
+        )
+        for place in range(ROUNDS):
+            world.close(some_of(world.requests, numbers[f"ending {place}"]))
+            readers = some_of(world.requests, numbers[f"readers {place}"])
+            if readers and len(world.flying) < world.scenario.overlap:
+                world.launch([BatchEntry(one, one.length, one.length) for one in readers])
+            flush(world, numbers["moves"])
+        failing = some_of(left, numbers["failing"])
+        for use in failing:
+            request = world.unpark(use)
+            use_steps.quarantine(world, use)
+            if request is not None:
+                world.close([request])
+        what = "quarantined" if failing else "sent" if left else "read" if world.flying else "idle"
+        return f"{what}, {self._ask_for_most(world, one_of(range(len(world.bands)), numbers['band']))}"
+
+    @staticmethod
+    def _ask_for_most(world: World, place: int) -> str:
+        """Find by questions how much one band can have, and have room made for it."""
+        name = world.bands[place].name
+        fits, fails = 0, world.bands[place].id_count + 1
+        while fails - fits > 1:
+            units = (fits + fails) // 2
+            if world.ask({name: units}):
+                fits = units
+            else:
+                fails = units
+        return EnsureCapacity().apply(world, {f"band {place}": fits, "take": 0})
