@@ -97,6 +97,18 @@ def _tidied_away(original: Replacement) -> Replacement:
     return tidy
 
 
+def _sent_is_free(original: Replacement) -> Replacement:
+    def snapshot(band: Any, *, holds_stay: bool) -> Any:
+        found, withheld = original(band, holds_stay=holds_stay), band.withheld_pages
+        return found._replace(network_free=int(np.count_nonzero(~band.usage.is_fixed(withheld))))
+
+    return snapshot
+
+
+def _without_quarantine(original: Replacement) -> Replacement:
+    return lambda *args, **named: original(*args, **named)._replace(quarantined_bytes=())
+
+
 def _for_nothing(original: Replacement) -> Replacement:
     return lambda *args, **named: original(*args, **named)._replace(cost=1)
 
@@ -203,6 +215,18 @@ def _prices() -> Iterator[Mutation]:
             rows=("C4",),
             plant=around(f"{_TERMS}:_grow_{end}_terms", _for_nothing),
         )
+    yield Mutation(
+        id="plan.quarantine",
+        rule="plans go around quarantined bytes that left a band",
+        rows=("C4", "T6"),
+        plant=around("kvtide.chain.relief:Relief._look", _without_quarantine),
+    )
+    yield Mutation(
+        id="plan.vacated_sent",
+        rule="vacated units that a send reads are free only to whoever would wait for it",
+        rows=("C4", "C7"),
+        plant=around(f"{_BAND}.snapshot", _sent_is_free),
+    )
     yield Mutation(
         id="take.asked_again",
         rule="what a take names is looked at again once the host has waited",
