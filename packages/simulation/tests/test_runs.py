@@ -46,12 +46,17 @@ MET = {
     ("pass time", "the forward is over"),
     ("pass time", "the forward still runs"),
     ("process", "processed, 3 left in flight"),
+    ("process", "processed, 1 left in flight, flushed"),
     ("rebind", "settled"),
+    ("rehome", "rehomed with a debt, given up"),
+    ("rehome", "rehomed, idle"),
     ("rest", "with requests"),
     ("restore", "copied over, under a forward"),
     ("restore", "restored, under a forward"),
     ("retire", "passed, under a forward"),
+    ("lull", "a forward reads, flushed, polled"),
     ("what if", "as the clone, moved"),
+    ("what if", "refused"),
     *(
         ("grow", f"{cover}: {how}")
         for cover in ("whole", "tails", "reached", "some", "none")
@@ -69,6 +74,7 @@ MET = {
             "a free of what a load has reserved",
             "a free of what is not bound",
             "a free past the last id",
+            "a payment onto what is fixed",
             "a take for a page never minted",
             "a take of a page that is bound nowhere",
             "a take of less than nothing",

@@ -68,6 +68,9 @@ class Crowd:
             if readers and len(world.flying) < world.scenario.overlap:
                 world.launch([BatchEntry(one, one.length, one.length) for one in readers])
             flush(world, numbers["moves"])
+        if not world.flying and any(band.vacated_units for band in world.ranks[0].chain.statistics().bands):
+            # Nothing is in flight, so nobody but a send can still read what was left.
+            world.facts["vacated under a send"] += 1
         failing = some_of(left, numbers["failing"])
         for use in failing:
             request = world.unpark(use)
