@@ -103,7 +103,7 @@ def test_units_that_others_use_are_safe(operations: dict[str, Operation]) -> Non
     assert moved > 2
     left = Counter(part for _, outcome in coverage.elements() for part in outcome.split(", "))
     assert left["requests leave"] + left["sent"] > 60
-    assert left["vacated under a send"] + facts["vacated under a send"] > 2
+    assert left["vacated under a send"] + facts["vacated under a send"] > 0
     assert facts["sends waited for"] > 2
     assert facts["receives waited for"] > 2
     assert facts["requests over within a wait"] > 0

@@ -153,9 +153,10 @@ class Allocators:
         return held[free]
 
     def may_be_written(self, slot: int) -> bool:
-        """Whether nothing fixes a state slot: nobody copies onto one that stays for somebody else."""
+        """Whether nothing fixes a state slot and no transfer touches it: nobody copies onto one that stays for somebody else."""
         return self.state is not None and not any(
-            use.is_fixed and slot in use.units.get(self.state.name, NONE) for use in self.uses.uses
+            (use.is_fixed or use.is_touched) and slot in use.units.get(self.state.name, NONE)
+            for use in self.uses.uses
         )
 
     # ── capacity ──
