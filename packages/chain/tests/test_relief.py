@@ -574,6 +574,33 @@ def test_settled_units_at_an_open_side_are_given_back() -> None:
     world.check()
 
 
+@pytest.mark.requirement("C2", "C6")
+def test_a_relief_gives_back_what_it_settles_before_it_plans() -> None:
+    """Then the neighbour grows there, and nothing need be rearranged."""
+    world = World(layout_of({"state": 112, "full": 48}, 48 + 112 * 6))
+    slots = world.take(slots=6).state_slots
+    world.forward()
+    world.free("state", slots[2:])
+    world.take(pages=8)
+    assert world.chain.span("state").end_page == 2
+    assert world.chain.statistics().rearrangements == 0
+    world.process()
+    world.check()
+
+
+@pytest.mark.requirement("C3")
+def test_a_float_gives_back_holes_at_both_sides() -> None:
+    """Its neighbours grow toward it from either side."""
+    world = World(layout_of(THREE, 4000))
+    pages = world.take(pages=6).pages
+    before = world.chain.span("window-4")
+    order = np.argsort(world.chain.physical_units("window-4", pages))
+    world.free("window-4", pages[order[[0, -1]]])
+    after = world.chain.span("window-4")
+    assert (after.first_page, after.end_page) == (before.first_page + 1, before.end_page - 1)
+    world.check()
+
+
 @pytest.mark.requirement("L1", "L3")
 def test_pending_units_do_not_return_before_their_forward_is_processed() -> None:
     """They would be handed out under it."""
@@ -789,6 +816,28 @@ def test_vacated_units_inside_the_span_are_free_once_their_readers_are_waited_fo
     assert world.steps.retired_through == recorded.forward, "the schedule stream waits for the reader"
     world.take(slots=1)
     world.process()
+    world.check()
+
+
+@pytest.mark.requirement("C6", "C7")
+def test_a_relief_waits_for_the_newest_reader_of_any_band() -> None:
+    """Bands are flushed at different times, so what they left is read by different forwards."""
+    world = World(layout_of({"state": 112, "full": 48}, 48 + 112 * 6 + 48 * 8))
+    slots, pages = world.take(slots=6).state_slots, world.take(pages=8).pages
+    for name, units in (("state", slots), ("full", pages)):
+        # The outermost unit is free and stays, so that what is moved lies inside the span.
+        world.chain.uses.begin(NetworkTransfer(f"send of {name}", Access.READ), {name: units[-1:]})
+        world.free(name, np.concatenate([units[:2], units[-1:]]))
+    hold = ReceiveHold("a receive")
+    world.chain.uses.hold(hold, {"full": pages[3:4]})
+    world.forward()
+    assert world.chain.flush_opportunistic() == 2
+    world.chain.uses.release_hold(hold)
+    newest = world.forward()
+    assert world.chain.flush_opportunistic() == 2
+    assert [band.vacated_units for band in world.chain.statistics().bands] == [2, 2]
+    world.take(pages=2)
+    assert world.steps.retired_through == newest.forward
     world.check()
 
 

@@ -7,6 +7,7 @@ import re
 import sys
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -15,6 +16,7 @@ from kvtide.simulation import Operation, run_seed
 from kvtide.simulation.command import command
 from kvtide.simulation.mutations import MUTATIONS
 from kvtide.simulation.mutations.mutation import Patch
+from kvtide.simulation.operations import OPERATIONS
 from kvtide.simulation.real import open_device, run_seed_on
 from kvtide.simulation.traces import read_trace, replay
 
@@ -92,6 +94,33 @@ def test_the_operations_run_on_a_device_that_ships(operations: dict[str, Operati
         real = run_seed_on(partial(open_device, "cpu"), seed, 60, blind)
         assert real == run_seed(seed, 60, blind)
         assert real.failure is None
+
+
+@pytest.mark.requirement("X1")
+@pytest.mark.parametrize("method", ["run_all", "synchronize"])
+def test_a_device_that_gives_up_is_a_failure_of_its_seed(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU's errors come late, often where a run is over; a sweep still says which seed it was."""
+    pytest.importorskip(
+        "kvtide.arena", reason="real devices are the arena's, which this package does without"
+    )
+
+    def give_up() -> None:
+        raise RuntimeError("an illegal address")
+
+    def opened(arena_bytes: int, seed: int) -> Any:
+        device = open_device("cpu", arena_bytes, seed)
+        setattr(device, method, give_up)
+        return device
+
+    blind = {
+        operation.name: operation for operation in OPERATIONS if operation.name not in LOOKING | {"rest"}
+    }
+    run = run_seed_on(opened, 1, 20, blind)
+    assert run.failure is not None
+    assert (run.failure.check, run.failure.action_index) == ("unexpected_error", 20)
+    assert "illegal address" in run.failure.message
 
 
 def test_without_an_arena_a_real_device_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

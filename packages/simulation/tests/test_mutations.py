@@ -86,16 +86,18 @@ def test_every_cell_that_makes_anybody_wait_has_a_mutation() -> None:
 def test_cells_behind_a_plan_are_what_notices_a_plan_that_is_wrong() -> None:
     """With the plan's rule broken a take meets a transfer: the cell makes that an error; without the cell, bytes are overwritten."""
     operations = own_operations()
-    needed, _ = found_by()["plan.growth"]
     with MUTATIONS["plan.growth"].planted():
-        noticed = run_seed(SEEDS[needed - 1], ACTIONS, operations).failure
-        assert noticed is not None
-        assert "band.plan_clears_transfers" in noticed.message
+        runs = ((seed, run_seed(seed, ACTIONS, operations).failure) for seed in SEEDS)
+        seed = next(
+            seed
+            for seed, noticed in runs
+            if noticed is not None and "band.plan_clears_transfers" in noticed.message
+        )
         patch = Patch()
         for consumer in (Consumer.FORWARD, Consumer.SCHEDULE_COPY, Consumer.ZERO):
             weakened(consumer, Hazard.NETWORK)(patch)
         try:
-            overwritten = run_seed(SEEDS[needed - 1], ACTIONS, operations).failure
+            overwritten = run_seed(seed, ACTIONS, operations).failure
         finally:
             patch.undo()
     assert overwritten is not None

@@ -46,12 +46,17 @@ MET = {
     ("pass time", "the forward is over"),
     ("pass time", "the forward still runs"),
     ("process", "processed, 3 left in flight"),
+    ("process", "processed, 1 left in flight, flushed"),
     ("rebind", "settled"),
+    ("rehome", "rehomed with a debt, given up"),
+    ("rehome", "rehomed, idle"),
     ("rest", "with requests"),
     ("restore", "copied over, under a forward"),
     ("restore", "restored, under a forward"),
     ("retire", "passed, under a forward"),
+    ("lull", "a forward reads, flushed, polled"),
     ("what if", "as the clone, moved"),
+    ("what if", "refused"),
     *(
         ("grow", f"{cover}: {how}")
         for cover in ("whole", "tails", "reached", "some", "none")
@@ -61,7 +66,6 @@ MET = {
         ("misuse", mistake)
         for mistake in (
             "a copy of what is not bound",
-            "a copy onto what stays",
             "a copy onto itself",
             "a free before the windows",
             "a free of a masked row",
@@ -70,6 +74,7 @@ MET = {
             "a free of what a load has reserved",
             "a free of what is not bound",
             "a free past the last id",
+            "a payment onto what is fixed",
             "a take for a page never minted",
             "a take of a page that is bound nowhere",
             "a take of less than nothing",
@@ -164,3 +169,46 @@ def test_a_failure_says_where_it_was_found() -> None:
     assert (run.failure.check, run.failure.action_index, len(run.actions)) == ("lost_write", 2, 3)
     assert str(run.failure) == "lost_write at action 2: it stumbled"
     assert run_seed(0, 2, {"stumble": Stumble()}).failure is None
+
+
+class Wreck:
+    """Leaves books that cannot even be read, or draws what it cannot."""
+
+    name = "wreck"
+    weight = 1
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+
+    def generate(self, rng: object, world: World) -> Numbers | None:
+        if self.where == "drawing":
+            raise ZeroDivisionError("drawn amiss")
+        return {}
+
+    def apply(self, world: World, numbers: Numbers) -> str:
+        if self.where == "books":
+            world.ranks[0].chain._bands = [None]
+        raise KeyError("it was wrecked")
+
+
+@pytest.mark.requirement("X1")
+@pytest.mark.parametrize(
+    ("where", "raised"), [("books", "KeyError"), ("action", "KeyError"), ("drawing", "ZeroDivisionError")]
+)
+def test_whatever_is_raised_is_a_failure_of_its_run(where: str, raised: str) -> None:
+    """A sweep goes on to its other seeds, and says which one it was; also where nothing can be read afterwards."""
+    run = run_seed(0, 10, {"wreck": Wreck(where)})
+    assert run.failure is not None
+    assert (run.failure.check, run.failure.action_index) == ("unexpected_error", 0)
+    assert run.failure.message.startswith(f"{raised}: ")
+    assert run.failure.cause.startswith(f"{raised} in ")
+    assert run_seed(0, 0, {"wreck": Wreck("action")}).failure is None
+
+
+def test_an_allocator_that_cannot_be_made_is_a_failure_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the first action."""
+    monkeypatch.setattr("kvtide.simulation.run.World", lambda _: {}[1])
+    run = run_seed(0, 10, {"stumble": Stumble()})
+    assert run.failure is not None
+    assert (run.failure.check, run.failure.action_index, run.actions) == ("unexpected_error", 0, ())
+    assert run.facts == {}

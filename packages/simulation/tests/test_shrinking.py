@@ -6,7 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from kvtide.simulation import Case, Operation, Run, load_case, run_actions, run_seed, save_case, shrink
+from kvtide.ledger import InvariantError
+from kvtide.simulation import (
+    Case,
+    Numbers,
+    Operation,
+    Run,
+    World,
+    load_case,
+    run_actions,
+    run_seed,
+    save_case,
+    shrink,
+)
 from kvtide.simulation.mutations import MUTATIONS
 from kvtide.simulation.mutations.mutation import Patch
 
@@ -36,7 +48,7 @@ def test_a_failure_shrinks_to_a_handful_of_actions_that_are_all_needed(
     assert run_actions(small.scenario, small.actions, operations) == small
     for place in range(len(small.actions)):
         rest = run_actions(small.scenario, small.actions[:place] + small.actions[place + 1 :], operations)
-        assert rest.failure is None or rest.failure.check != small.failure.check
+        assert rest.failure is None or not rest.failure.is_like(small.failure)
     patch.undo()
     assert run_actions(small.scenario, small.actions, operations).failure is None
 
@@ -48,6 +60,42 @@ def test_a_shrink_that_may_try_nothing_leaves_the_run_as_it_is(
     run = failing_run("upload.rows", patch, operations)
     assert shrink(run, operations, most_tries=0) == run
     assert len(shrink(run, operations, most_tries=30).actions) < len(run.actions)
+
+
+class Slip:
+    """Two faults behind one check: many pages break one rule, one page another."""
+
+    name = "slip"
+    weight = 1
+
+    def __init__(self, slip: Exception) -> None:
+        self.slip = slip
+
+    def generate(self, rng: object, world: World) -> Numbers | None:
+        return {"pages": 7}
+
+    def apply(self, world: World, numbers: Numbers) -> str:
+        if numbers["pages"] > 1:
+            raise InvariantError("usage.fixed_page_stays", "the fault that was hunted", "")
+        if numbers["pages"]:
+            raise self.slip
+        return "stood"
+
+
+@pytest.mark.requirement("X1")
+@pytest.mark.parametrize(
+    "slip",
+    [KeyError("a slip of the scheduler's own"), InvariantError("forward.fresh_event", "another rule", "")],
+)
+def test_a_shrink_keeps_to_the_fault_that_was_found(slip: Exception) -> None:
+    """All that is unexpected is one check; a smaller case of another error would be the wrong case to mend."""
+    known: dict[str, Operation] = {"slip": Slip(slip)}
+    run = run_seed(0, 5, known)
+    small = shrink(run, known)
+    assert run.failure is not None
+    assert small.failure is not None
+    assert run.failure.cause == small.failure.cause == "usage.fixed_page_stays"
+    assert [action.numbers["pages"] for action in small.actions] == [2]
 
 
 @pytest.mark.requirement("X1")

@@ -16,6 +16,8 @@ from kvtide.simulation import (
     run_actions,
     run_seed,
 )
+from kvtide.simulation.operations.rehoming_misuse import OF_REHOMING
+from kvtide.simulation.operations.use_misuse import OF_USES
 from kvtide.simulation.reach import Need, some_layout_holds
 
 SEEDS = range(100, 160)
@@ -23,18 +25,29 @@ ACTIONS = 200
 
 MET = {
     ("back up", "queued, under a forward"),
+    ("crowd", "quarantined, taken, in place"),
+    ("crowd", "read, taken, moved"),
+    ("crowd", "read, taken, settled"),
+    ("crowd", "sent, made room"),
+    ("crowd", "sent, taken, moved"),
     ("load", "reserved, settled"),
+    ("load", "refused"),
+    ("load", "window: refused"),
     ("load", "window: reserved, in place"),
     ("submit load", "submitted, under a forward"),
     ("send", "announced"),
     ("send", "announced, the request's last"),
     ("receive", "held, settled"),
     ("receive", "held, moved"),
+    ("receive", "held, in place, a forward may still read there"),
+    ("receive", "refused"),
     ("refill by load", "all of it stays"),
     ("refill by load", "queued, idle"),
     ("refill by load", "queued, under a forward"),
     ("refill by peer", "held"),
     ("begin transfer", "receive: begun, under a forward"),
+    ("begin transfer", "receive: a forward may still read there"),
+    ("begin transfer", "receive: begun, flushed over"),
     ("begin transfer", "receive: gate not seen by every rank"),
     ("begin transfer", "receive: moved, gated anew"),
     ("begin transfer", "send: begun, under a forward"),
@@ -49,17 +62,28 @@ MET = {
     ("end use", "receive: not over on every rank"),
     ("end use", "send over"),
     ("end use", "send over, freed under it"),
+    ("end use", "send over, its request too"),
     ("end use", "send: not over on every rank"),
     ("fail", "receive quarantined, freed under it"),
     ("fail", "receive quarantined, its request over"),
     ("fail", "send quarantined"),
+    ("fail", "send quarantined, its request over"),
     ("fix", "fixed, under a forward"),
+    ("rehome", "rehomed, given up"),
+    ("rehome", "rehomed, under a forward"),
+    ("take what ends", "refused as an error"),
     ("unfix", "no longer fixed, freed under it"),
     ("unfix", "receive out of quarantine, freed under it"),
     ("give up", "load, announced"),
     ("give up", "receive, announced"),
     ("give up", "receive, open"),
+    ("give up", "send, announced"),
     ("give up", "send, open"),
+    *(
+        ("misuse", mistake)
+        for mistake in (*OF_USES, *OF_REHOMING)
+        if mistake != "a payment onto what is fixed"
+    ),
 }
 """What a slice of seeds must have met, or it proves less than it says."""
 
@@ -78,10 +102,11 @@ def test_units_that_others_use_are_safe(operations: dict[str, Operation]) -> Non
     moved = sum(count for (_, outcome), count in coverage.items() if "moved elsewhere meanwhile" in outcome)
     assert moved > 2
     left = Counter(part for _, outcome in coverage.elements() for part in outcome.split(", "))
-    assert left["requests leave"] > 50
-    assert left["vacated under a send"] > 5
+    assert left["requests leave"] + left["sent"] > 60
+    assert left["vacated under a send"] + facts["vacated under a send"] > 0
     assert facts["sends waited for"] > 2
     assert facts["receives waited for"] > 2
+    assert facts["requests over within a wait"] > 0
 
 
 SLOTS = Scenario(

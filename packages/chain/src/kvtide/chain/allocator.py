@@ -370,6 +370,7 @@ class ChainAllocator:
             bands=tuple(band_statistics(band) for band in self._bands),
             arena_bytes=self.layout.arena_bytes - self.layout.prefix_bytes,
             free_page_ids=self._pages.free_count,
+            free_slot_ids=self._slots.free_count,
             owed_units=self._debts.unit_count,
             rearrangements=self._relief.rearrangement_count,
         )

@@ -20,6 +20,8 @@ SINK = 0
 MASKED = -1
 """Physical slot that an unbound virtual state slot reads as."""
 
+_FIRST_PIECE = 256  # pages looked at first where the outermost bound ones are sought
+
 
 class IdSpace:
     """Virtual ids of one kind: which are minted, and which can be."""
@@ -90,7 +92,7 @@ class UnitIds:
         Looks at no more of the range than it needs, in pieces that grow.
         """
         parts: list[IntArray] = []
-        found, piece_pages = 0, max(256, 2 * count)
+        found, piece_pages = 0, max(_FIRST_PIECE, 2 * count)
         while found < count and first_page < end_page:
             piece_pages = min(piece_pages, end_page - first_page)
             if from_high_end:

@@ -18,6 +18,7 @@ from typing import TypeAlias
 
 import structlog
 
+from kvtide.chain.band import Band
 from kvtide.chain.chain_bands import ChainBands
 from kvtide.chain.move_order import move_order
 from kvtide.chain.pricing import LayoutPlan, Rearrangement, feasible, first_plan, plan
@@ -260,7 +261,7 @@ class Relief:
                         f"band {bands[place].layout.name!r} is packed with {len(bands[place].pending)} units pending",
                         "it was not settled first",
                     )
-        moved_before = sum(band.moved_count for band in bands)
+        units_before, bytes_before = sum(band.moved_count for band in bands), _moved_bytes(bands)
         for place in planned.flushed:
             bands[place].pack_into(*self._flush_target(place, planned, holds_stay=holds_stay))
         spans = [band.span for band in bands]
@@ -268,10 +269,18 @@ class Relief:
             target = planned.spans[place]
             bands[place].pack_into(target.first_page, target.end_page)
         self.rearrangement_count += 1
+        moved = _moved_bytes(bands) - bytes_before
+        if moved > planned.moved_bytes and self._checks.checks("chain.moves_as_planned"):
+            self._checks.broken(
+                "chain.moves_as_planned",
+                f"a relief under {planned.step.name} moves {moved} bytes, its plan was chosen for at most {planned.moved_bytes}",
+                "the price of a rearrangement left something out, so that another plan may have been the cheaper one",
+            )
         log.info(
             "chain.relief",
             step=planned.step.name,
-            units_moved=sum(band.moved_count for band in bands) - moved_before,
+            units_moved=sum(band.moved_count for band in bands) - units_before,
+            moved_bytes=moved,
             moved_bytes_bound=planned.moved_bytes,
             flushed=[bands[place].layout.name for place in planned.flushed],
             relocated=[bands[place].layout.name for place in planned.relocated],
@@ -312,3 +321,7 @@ class Relief:
             for hazard in (Hazard.NETWORK, Hazard.FIXED)
         )
         return ChainSnapshot(self._bands.layout, bands, sent, quarantined)
+
+
+def _moved_bytes(bands: Sequence[Band]) -> int:
+    return sum(band.moved_count * band.layout.unit_bytes for band in bands)

@@ -58,6 +58,9 @@ class ChainStatistics:
     free_page_ids: int
     """Virtual pages that can be minted."""
 
+    free_slot_ids: int
+    """Virtual state slots that can be minted."""
+
     owed_units: int
     """Units that came without zeroing and whose forward is neither recorded nor aborted."""
 

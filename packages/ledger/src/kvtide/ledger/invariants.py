@@ -226,6 +226,13 @@ _ALL = (
         holds="The capacity snapshot that is kept says what the bands say.",
     ),
     Invariant(
+        id="chain.moves_as_planned",
+        guard="chain",
+        checked_from=_WARN,
+        fatal=False,
+        holds="A relief moves no more bytes than the plan was chosen for.",
+    ),
+    Invariant(
         id="chain.yes_is_a_layout",
         guard="chain",
         holds="Where room is said to fit, some plan makes it.",

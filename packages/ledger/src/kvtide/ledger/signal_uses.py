@@ -14,6 +14,7 @@ from kvtide.ledger.signals import NetworkTransfer, Signal
 from kvtide.ledger.use_index import UseIndex
 
 _FEW = 256  # below, a set is quicker than NumPy's own calls
+_FIRST_USES = 64
 
 
 class SignalUses:
@@ -26,7 +27,7 @@ class SignalUses:
         # A use is a small number: what ends it, its nodes in the index, and its hazard.
         self._signals: dict[int, Signal] = {}
         self._nodes: dict[int, IntArray] = {}
-        self._hazards: npt.NDArray[np.int8] = np.zeros(64, np.int8)
+        self._hazards: npt.NDArray[np.int8] = np.zeros(_FIRST_USES, np.int8)
         self._free_uses: list[int] = []
         self.use_of: dict[Signal, int] = {}
         """Signals of the uses not over; read by others."""

@@ -20,7 +20,7 @@ from kvtide.plan import pack
 from kvtide.simulation.bands import NONE, SimulatedBand, simulated_bands
 from kvtide.simulation.claims import held_places, immovable, moved_holds
 from kvtide.simulation.failures import CheckFailedError
-from kvtide.simulation.rank import Rank, modelled_device
+from kvtide.simulation.rank import Rank, free, modelled_device
 from kvtide.simulation.reach import Need, some_layout_holds
 from kvtide.simulation.scenario import Scenario
 from kvtide.simulation.shadow import Shadow
@@ -153,9 +153,10 @@ class Allocators:
         return held[free]
 
     def may_be_written(self, slot: int) -> bool:
-        """Whether nothing fixes a state slot: nobody copies onto one that stays for somebody else."""
+        """Whether nothing fixes a state slot and no transfer touches it: nobody copies onto one that stays for somebody else."""
         return self.state is not None and not any(
-            use.is_fixed and slot in use.units.get(self.state.name, NONE) for use in self.uses.uses
+            (use.is_fixed or use.is_touched) and slot in use.units.get(self.state.name, NONE)
+            for use in self.uses.uses
         )
 
     # ── capacity ──
@@ -305,10 +306,7 @@ class Allocators:
 
     def free(self, band: SimulatedBand, units: IntArray) -> None:
         """Free pages of one attention band, or state slots, on every rank; virtual pages that nobody holds any more return."""
-        if band.is_state:
-            self.on_each("free_state_slots", lambda rank: rank.chain.free_state_slots(units))
-        else:
-            self.on_each("free_pages", lambda rank: rank.chain.free_pages(band.name, units))
+        self.on_each("a free", lambda rank: free(rank.chain, band, units))
         self.note_freed(band, units)
 
     def rehome(self, band: SimulatedBand, sources: IntArray, targets: IntArray) -> None:

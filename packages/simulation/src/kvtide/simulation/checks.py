@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from kvtide.chain import ChainStatistics
 from kvtide.simulation.claims import check_claims
 from kvtide.simulation.failures import CheckFailedError
-from kvtide.simulation.rank import ROWS, Rank
+from kvtide.simulation.rank import ROWS, Rank, WatchedDevice
 from kvtide.simulation.shadow import check_words
 from kvtide.simulation.use_steps import end_all
 from kvtide.simulation.world import World
@@ -47,6 +48,14 @@ def after_action(world: World) -> None:
                 "wrong_binding",
                 f"virtual unit {unit} of band {band.name!r} is {'held and not bound' if held[unit] else 'bound and not held'}",
             )
+        if rank.steps.retired_through != first.steps.retired_through:
+            raise CheckFailedError(
+                "rank_divergence",
+                f"forwards have retired through {rank.steps.retired_through} on rank {rank.place}, {first.steps.retired_through} on rank 0",
+            )
+    for rank in world.ranks:
+        _check_retirement(rank)
+    _check_ids(world, figures)
     # One for all: the others have equal tables, spans and figures.
     first.chain.verify_byte_accounting()
     check_claims(world.uses, world.shadow, world.bands, first)
@@ -70,7 +79,7 @@ def at_rest(world: World) -> None:
 
 
 def at_end(world: World) -> None:
-    """Free everything; nothing may be left of it."""
+    """Free everything; nothing may be left of it, neither bytes nor ids."""
     at_rest(world)
     world.close(list(world.requests))
     for holder in world.holders:
@@ -84,6 +93,38 @@ def at_end(world: World) -> None:
                     "ledger_leak",
                     f"band {band.name!r} of rank {rank.place} still spans {span} with nothing held",
                 )
+
+
+def _check_retirement(rank: Rank) -> None:
+    """A forward that the schedule stream was made to wait for has retired: what comes behind the wait need not fear it."""
+    if not isinstance(rank.device, WatchedDevice):
+        return
+    for forward in rank.flying:
+        number = forward.record.forward
+        if (
+            number > rank.steps.retired_through
+            and id(rank.steps.recorded(number).event) in rank.device.waited_for
+        ):
+            raise CheckFailedError(
+                "needless_wait",
+                f"the schedule stream of rank {rank.place} waits for forward {number}, which has not retired: others will wait again",
+            )
+
+
+def _check_ids(world: World, figures: ChainStatistics) -> None:
+    """Every id that can be minted is either held by somebody or free."""
+    held_slots = 0 if world.state is None else len(world.held(world.state))
+    slot_count = 0 if world.state is None else world.state.id_count
+    # Virtual page 0 is never minted.
+    page_count = max(world.layout.virtual_page_count - 1, 0)
+    for what, free, held, count in (
+        ("virtual pages", figures.free_page_ids, int(np.count_nonzero(world.minted)), page_count),
+        ("virtual state slots", figures.free_slot_ids, held_slots, slot_count),
+    ):
+        if free + held != count:
+            raise CheckFailedError(
+                "wrong_binding", f"of {count} {what} {held} are held and {free} can be minted"
+            )
 
 
 def _check_contents(world: World, rank: Rank) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -19,11 +20,11 @@ CHECKS: Mapping[str, str] = MappingProxyType(
         "host_read_after_wait": "No allocator operation reads device memory or makes the host wait.",
         "stale_mirror": "A forward's metadata phase, and the host at rest, find in the mirrors what the host's tables said at launch.",
         "rank_divergence": "All ranks decide alike: ids, refusals, figures, places in the arena.",
-        "wrong_binding": "A virtual unit is bound exactly while somebody holds it.",
+        "wrong_binding": "A virtual unit is bound, and its id taken, exactly while somebody holds it.",
         "byte_accounting": "Every byte has at most one owner, every unit is counted once.",
         "capacity_answer": "A capacity question, the take it asks about and an exhaustive placement agree.",
         "changed_by_refusal": "What was refused, or was an error, changed nothing and queued nothing.",
-        "needless_wait": "A flush made for gain waits for no forward in flight, a relief for no transfer that a layout goes around.",
+        "needless_wait": "A flush made for gain waits for no forward in flight, a relief for no transfer that a layout goes around, and what has been waited for has retired.",
         "disturbed_use": "Fixed units stay where they are, and nobody else gets bytes that a use keeps from others.",
         "misuse_accepted": "A call that names what it may not name raises `ChainError`, at launch `InvariantError`.",
         "ledger_leak": "At rest the ledger keeps no record of work that ended; with nothing held the arena is empty.",
@@ -56,6 +57,13 @@ class Failure:
     message: str
     """What was found, in words."""
 
+    cause: str = ""
+    """What tells it from other failures of its check: the invariant that was broken, or what was raised and where."""
+
+    def is_like(self, other: Failure) -> bool:
+        """Whether the same check failed for the same cause."""
+        return (self.check, self.cause) == (other.check, other.cause)
+
     def __str__(self) -> str:
         return f"{self.check} at action {self.action_index}: {self.message}"
 
@@ -67,6 +75,7 @@ class Failure:
 def failure_of(error: Exception, action_index: int) -> Failure:
     """Which check an exception belongs to, whoever raised it."""
     message = str(error) or type(error).__name__
+    cause = error.invariant if isinstance(error, InvariantError) else ""
     match error:
         case CheckFailedError():
             check = error.check
@@ -80,4 +89,15 @@ def failure_of(error: Exception, action_index: int) -> Failure:
             check = "byte_accounting"
         case _:
             check, message = "unexpected_error", f"{type(error).__name__}: {message}"
-    return Failure(check=check, action_index=action_index, message=message)
+            cause = cause or f"{type(error).__name__} in {_raised_in(error)}"
+    return Failure(check=check, action_index=action_index, message=message, cause=cause)
+
+
+def _raised_in(error: Exception) -> str:
+    """The innermost function of ours that an exception came out of: below it, libraries differ from version to version."""
+    place = ""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        module = frame.f_globals.get("__name__", "")
+        if not place or module.partition(".")[0] == "kvtide":
+            place = f"{module}.{frame.f_code.co_name}"
+    return place

@@ -9,8 +9,8 @@ import attrs
 import numpy as np
 
 from kvtide.chain import ChainAllocator
-from kvtide.device import IntArray, ModelledDevice, ModelledEvent, ModelledStream, UnitGrid
-from kvtide.ledger import ForwardSteps, LaunchRecord, NetworkTransfer
+from kvtide.device import Event, IntArray, ModelledDevice, ModelledEvent, ModelledStream, Stream, UnitGrid
+from kvtide.ledger import CheckLevel, ForwardSteps, InvariantChecks, LaunchRecord, NetworkTransfer
 from kvtide.plan import ArenaLayout
 from kvtide.simulation.bands import SimulatedBand
 from kvtide.simulation.scenario import Scenario
@@ -65,6 +65,7 @@ class Rank:
             device,
             mirrors,
             self.steps,
+            checks=InvariantChecks(CheckLevel.STRICT),
             wait_for_transfers=self._wait_for_transfers if scenario.waits_for_transfers else None,
         )
         self.backups: ModelledStream = device.create_stream("backups")
@@ -77,6 +78,8 @@ class Rank:
         """Transfers that a relief may wait for, and their ends."""
         self.waited: list[NetworkTransfer] = []
         """Those that reliefs have waited for since somebody looked."""
+        self.freed_with: dict[str, list[tuple[SimulatedBand, IntArray]]] = {}
+        """Name of a transfer → what a relief that waits for it frees there and then, in this order."""
         self.waiter_calls = 0
         """How often a relief has waited."""
         self._ids = {band.name: np.arange(band.id_count) for band in bands}
@@ -103,6 +106,8 @@ class Rank:
         for transfer in transfers:
             self.device.wait_on_host(self.transfers.pop(transfer))
             self.chain.uses.end(transfer)
+            for band, units in self.freed_with.pop(transfer.name, ()):
+                free(self.chain, band, units)
             self.waited.append(transfer)
 
     @property
@@ -131,16 +136,40 @@ class Rank:
         return span.buffer.bytes[span.start_byte : span.end_byte].view(np.int32)
 
 
+def free(chain: ChainAllocator, band: SimulatedBand, units: IntArray) -> None:
+    """Free pages of one attention band, or state slots."""
+    if band.is_state:
+        chain.free_state_slots(units)
+    else:
+        chain.free_pages(band.name, units)
+
+
+class WatchedDevice(ModelledDevice):
+    """Remembers what its schedule stream was made to wait for."""
+
+    def __init__(self, *args: Any, **named: Any) -> None:
+        """As a modelled device."""
+        super().__init__(*args, **named)
+        self.waited_for: dict[int, Event] = {}
+        """Events by identity."""
+
+    def wait_event(self, stream: Stream, event: Event) -> None:
+        """See `Device.wait_event`."""
+        if stream is self.schedule_stream:
+            self.waited_for[id(event)] = event
+        super().wait_event(stream, event)
+
+
 def modelled_device(
     scenario: Scenario, layout: ArenaLayout, bands: tuple[SimulatedBand, ...], place: int
-) -> ModelledDevice:
+) -> WatchedDevice:
     """A rank's modelled device, which names units in its reports."""
     names = {band.grid: band.name for band in bands}
 
     def name_units(grid: UnitGrid, first: int, end: int) -> str:
         return f"band {names[grid]!r} units [{first}, {end})"
 
-    return ModelledDevice(
+    return WatchedDevice(
         layout.arena_bytes,
         seed=scenario.rank_seeds[place],
         random_queries=scenario.random_queries,

@@ -69,6 +69,13 @@ class BatchTake:
     promised: Mapping[str, IntArray]
     """Band → virtual units that the forward writes whole, and that are not zeroed until it is known not to."""
 
+    def renamed(self, band: str, sources: IntArray, targets: IntArray) -> BatchTake:
+        """With what `sources` named called `targets`."""
+        if band not in self.promised:
+            return self
+        promised = {**self.promised, band: renamed(self.promised[band], sources, targets)}
+        return attrs.evolve(self, promised=promised)
+
 
 @attrs.define(eq=False)
 class Batch:
@@ -98,3 +105,9 @@ class Batch:
     def drop(self, request: Request) -> None:
         """Leave a request out, whose units were freed."""
         self.entries = [entry for entry in self.entries if entry.request is not request]
+
+
+def renamed(units: IntArray, sources: IntArray, targets: IntArray) -> IntArray:
+    """Units, with those of `sources` called by the targets in the same places."""
+    names = dict(zip(sources.tolist(), targets.tolist(), strict=True))
+    return np.array([names.get(unit, unit) for unit in units.tolist()], np.int64)

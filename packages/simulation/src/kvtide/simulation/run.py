@@ -12,10 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 import attrs
 
+from kvtide.plan import PlanError
 from kvtide.simulation import checks
 from kvtide.simulation.actions import Action, Operation, installed_operations
 from kvtide.simulation.failures import Failure, failure_of
 from kvtide.simulation.scenario import Scenario, draw_scenario
+from kvtide.simulation.sizes import sized_for
 from kvtide.simulation.world import World
 
 _DRAWS = 1_000
@@ -70,7 +72,11 @@ def run_seed(seed: int, action_count: int, operations: Mapping[str, Operation] |
 def run_actions(
     scenario: Scenario, actions: Sequence[Action], operations: Mapping[str, Operation] | None = None
 ) -> Run:
-    """Carry out these actions in this scenario; raises `ValueError` for an operation that is not installed."""
+    """Carry out these actions in this scenario.
+
+    Raises `ValueError` for an operation that is not installed, and `PlanError` for a scenario that cannot be laid out; whatever else is
+    raised is a failure.
+    """
     known = installed_operations() if operations is None else operations
     unknown = sorted({action.operation for action in actions} - set(known))
     if unknown:
@@ -83,30 +89,38 @@ def _run(
     next_action: Callable[[World, int], Action | None],
     operations: Mapping[str, Operation],
 ) -> Run:
-    world = World(scenario)
     coverage: Counter[tuple[str, str]] = Counter()
     done: list[Action] = []
-    failure, action = None, None
+    world, failure, action = None, None, None
     try:
-        while (action := next_action(world, len(done))) is not None:
-            done.append(action)
-            outcome = operations[action.operation].apply(world, action.numbers)
-            coverage[action.operation, outcome] += 1
-            checks.after_action(world)
-        checks.at_end(world)
-    except Exception as error:  # noqa: BLE001 - whatever is raised is what the run was made to find
+        with sized_for(scenario):
+            world = World(scenario)
+            while (action := next_action(world, len(done))) is not None:
+                done.append(action)
+                outcome = operations[action.operation].apply(world, action.numbers)
+                coverage[action.operation, outcome] += 1
+                checks.after_action(world)
+            checks.at_end(world)
+    except Exception as error:
+        if world is None and isinstance(error, PlanError):
+            raise
+        # Whatever else is raised is what the run was made to find.
         failure = failure_of(error, len(done) if action is None else len(done) - 1)
     return Run(
         scenario=scenario,
         actions=tuple(done),
         failure=failure,
         coverage=coverage,
-        facts=_facts(world),
+        facts={} if world is None else facts_of(world),
     )
 
 
-def _facts(world: World) -> Mapping[str, int]:
-    figures = world.figures()
+def facts_of(world: World) -> Mapping[str, int]:
+    """What happened how often; where a failure left books that cannot be read, what the world itself has counted."""
+    try:
+        figures = world.figures()
+    except Exception:  # noqa: BLE001 - the failure that broke them is told already
+        return dict(world.facts)
     return {
         **world.facts,
         "units moved": figures.moved,

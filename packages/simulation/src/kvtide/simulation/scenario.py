@@ -12,6 +12,7 @@ from typing import Any
 
 import attrs
 
+from kvtide.chain.relief import FLUSH_REACH
 from kvtide.plan import (
     ArenaLayout,
     DType,
@@ -32,7 +33,13 @@ from kvtide.plan import (
 LEAST_ARENA_BYTES = 256
 """A scenario is not shrunk below it."""
 
-_SWITCHES = ("declares_read_end", "random_queries", "waits_for_transfers", "micro_batches")
+_SWITCHES = (
+    "declares_read_end",
+    "random_queries",
+    "waits_for_transfers",
+    "micro_batches",
+    "small_thresholds",
+)
 """Fields that are off in the simplest scenario."""
 
 
@@ -89,6 +96,12 @@ class Scenario:
     micro_batches: bool = False
     """Whether forwards in flight have no request in common, as those of a pipeline that processes each a round later."""
 
+    small_thresholds: bool = False
+    """Whether the code under test takes a few units for many (`sizes`)."""
+
+    flush_reach: int = FLUSH_REACH
+    """How many times as far as a take needs a flush retreats."""
+
     def layout(self) -> ArenaLayout:
         """The arena's byte layout; raises `PlanError` for a scenario that cannot be laid out."""
         return lay_out(self.plan(), self.arena_bytes)
@@ -130,6 +143,8 @@ class Scenario:
             yield attrs.evolve(self, overlap=self.overlap - 1)
         if len(self.rank_seeds) > 1:
             yield attrs.evolve(self, rank_seeds=self.rank_seeds[:1])
+        if self.flush_reach != FLUSH_REACH:
+            yield attrs.evolve(self, flush_reach=FLUSH_REACH)
         for switch in _SWITCHES:
             off: dict[str, Any] = {switch: False}
             if getattr(self, switch):
@@ -168,6 +183,8 @@ def draw_scenario(rng: random.Random) -> Scenario:
             random_queries=rng.random() < 0.8,
             waits_for_transfers=rng.random() < 0.5,
             micro_batches=rng.random() < 0.25,
+            small_thresholds=rng.random() < 0.4,
+            flush_reach=rng.choice((1, 2, FLUSH_REACH, FLUSH_REACH)),
         )
         try:
             scenario.layout()

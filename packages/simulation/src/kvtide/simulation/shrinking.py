@@ -1,6 +1,6 @@
 """From a failing run to a minimal one: fewer actions, then smaller numbers, then a simpler scenario, until nothing helps.
 
-Every step is a whole run, kept when the same check fails in it. Actions mean something in any state, so any part of a sequence
+Every step is a whole run, kept when the same check fails in it for the same cause. Actions mean something in any state, so any part of a sequence
 can be run; halves go first, then quarters, down to single actions (delta debugging).
 """
 
@@ -26,11 +26,11 @@ class _Shrink:
         assert run.failure is not None, "only a failing run is shrunk"
         self.best = run
         self.tries_left = most_tries
-        self._check = run.failure.check
+        self._failure = run.failure
         self._operations = operations
 
     def is_kept(self, scenario: Scenario, actions: Sequence[Action]) -> bool:
-        """Whether the same check fails in this run, which then is the best; false once no try is left."""
+        """Whether it fails alike in this run, which then is the best; false once no try is left."""
         if self.tries_left <= 0:
             return False
         self.tries_left -= 1
@@ -38,7 +38,7 @@ class _Shrink:
             run = run_actions(scenario, actions, self._operations)
         except PlanError:
             return False
-        if run.failure is None or run.failure.check != self._check:
+        if run.failure is None or not run.failure.is_like(self._failure):
             return False
         self.best = run
         return True
@@ -91,7 +91,7 @@ class _Shrink:
 
 
 def shrink(run: Run, operations: Mapping[str, Operation], *, most_tries: int = MOST_TRIES) -> Run:
-    """A run in which the same check fails, with no action, number or band left that it does without, tries permitting."""
+    """A run that fails alike, with no action, number or band left that it does without, tries permitting."""
     state = _Shrink(run, operations, most_tries)
     helps = True
     while helps:

@@ -129,6 +129,9 @@ class Use:
     parked: Request | None = None
     """Whose load, receive or last send it is, as long as it may not run."""
 
+    closes: bool = False
+    """Whether a relief that waits for a request's last send frees all that the request holds, before anything is taken."""
+
     taken: tuple[Taken, ...] | None = None
     """The take it was made for, one a rank; `None` for units that were there before."""
 
@@ -165,18 +168,6 @@ class Use:
     def units(self) -> dict[str, IntArray]:
         """Virtual units by band."""
         return {part.band.name: part.units for part in self.parts}
-
-
-class Claim(NamedTuple):
-    """Bytes of one unit that a use keeps others from."""
-
-    use: Use
-    part: Part
-    place: int
-    """In the part."""
-
-    physical: int
-    """Unit of the part's band."""
 
 
 class UseBook:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import TypeVar
 
 import numpy as np
 
@@ -14,9 +15,11 @@ from kvtide.simulation.bands import NONE, SimulatedBand
 from kvtide.simulation.forward import plan_forward
 from kvtide.simulation.holders import Holder
 from kvtide.simulation.rank import Rank
-from kvtide.simulation.requests import Batch, BatchEntry, BatchTake, Request
+from kvtide.simulation.requests import Batch, BatchEntry, BatchTake, Request, renamed
 from kvtide.simulation.scenario import Scenario
 from kvtide.simulation.uses import Kind, Stage, Use
+
+T = TypeVar("T")
 
 
 class World(Allocators):
@@ -59,11 +62,19 @@ class World(Allocators):
         self._forget_returned(requests)
 
     def rehome_rows(
-        self, requests: Sequence[Request], band: SimulatedBand, sources: IntArray, targets: IntArray
+        self, giver: Request, taker: Request, band: SimulatedBand, sources: IntArray, targets: IntArray
     ) -> None:
-        """Let a window's pages of `requests` stand for others; a virtual page that returns leaves its row."""
+        """Let a window's pages of one request stand for another's; a virtual page that returns leaves its row."""
         self.rehome(band, sources, targets)
-        self._forget_returned(requests)
+        self.batch.takes = [take.renamed(band.name, sources, targets) for take in self.batch.takes]
+        for writes in self.flying_writes:
+            if band.name in writes:
+                writes[band.name] = renamed(writes[band.name], sources, targets)
+        # Forwards that look at the pages under their old names are over whoever has them now, too.
+        self.flying = [
+            (*each, taker) if giver in each and taker not in each else each for each in self.flying
+        ]
+        self._forget_returned([giver])
 
     def _forget_returned(self, requests: Sequence[Request]) -> None:
         """Columns of virtual pages that have returned read as the sink."""
@@ -76,17 +87,49 @@ class World(Allocators):
 
     def close(self, requests: Sequence[Request]) -> None:
         """Free all that requests hold, windows first, and their rows."""
-        for band in sorted(self.attention, key=lambda band: band.is_owner):
-            held = [request.bound(band, self.shadow) for request in requests]
-            self.free(band, np.concatenate([*held, NONE]))
-        if self.state is not None:
-            self.free(
-                self.state, np.array([slot for each in requests for slot in each.state_slots], np.int64)
-            )
+        for band, units in self.held_by(requests):
+            self.free(band, units)
+        self._forget(requests)
+
+    def held_by(self, requests: Sequence[Request]) -> list[tuple[SimulatedBand, IntArray]]:
+        """Virtual units that requests hold in each band, windows first and state last."""
+        bands = sorted(self.bands, key=lambda band: (band.is_state, band.is_owner))
+        return [
+            (band, np.concatenate([*(request.bound(band, self.shadow) for request in requests), NONE]))
+            for band in bands
+        ]
+
+    def _forget(self, requests: Sequence[Request]) -> None:
+        """They are over, and hold nothing."""
         for request in requests:
             self.requests.remove(request)
             self.batch.drop(request)
             self.free_rows.append(request.row)
+
+    def make_room(self, operation: str, asked: Mapping[str, int], call: Callable[[Rank], T]) -> list[T]:
+        """See `Allocators.make_room`: with a last send that it waits for, a request may be over before the call goes on."""
+        closing = self.closing()
+        units = {name: self.held_by([request]) for name, request in closing.items()}
+        for rank in self.ranks:
+            rank.freed_with = dict(units)
+        answers = super().make_room(operation, asked, call)
+        for name, request in closing.items():
+            if name not in self.ranks[0].freed_with:
+                for band, freed in units[name]:
+                    self.note_freed(band, freed)
+                self._forget([request])
+                self.facts["requests over within a wait"] += 1
+        for rank in self.ranks:
+            rank.freed_with = {}
+        return answers
+
+    def closing(self) -> dict[str, Request]:
+        """Name of a last send → the request that a relief ends which waits for it."""
+        return {
+            use.name: use.parked
+            for use in self.uses.uses
+            if use.closes and use.is_open_transfer and use.parked is not None
+        }
 
     # ── uses ──
 

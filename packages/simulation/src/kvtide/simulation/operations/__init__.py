@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from kvtide.simulation.actions import Operation
 from kvtide.simulation.operations.capacity import AskFits, EnsureCapacity, FillArena, WhatIf
+from kvtide.simulation.operations.crowds import Crowd
+from kvtide.simulation.operations.ending_takes import TakeWhatEnds
 from kvtide.simulation.operations.forwards import AbortForward, Flush, LaunchForward, ProcessForward
 from kvtide.simulation.operations.frees import DropCheckpoints, DropTail, Finish, Retire
 from kvtide.simulation.operations.host_copies import BackUp, Load, SubmitLoad
@@ -35,10 +37,12 @@ OPERATIONS: tuple[Operation, ...] = (
     FillArena(),
     Flush(),
     Lull(),
+    Crowd(),
     AskFits(),
     EnsureCapacity(),
     WhatIf(),
     Misuse(),
+    TakeWhatEnds(),
     BackUp(),
     Load(),
     SubmitLoad(),

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from kvtide.chain import BandTake, ChainAllocator, TakeRefusal
 from kvtide.device import NumpyDevice
+from kvtide.ledger import NetworkTransfer
 from kvtide.simulation.actions import Numbers
 from kvtide.simulation.failures import CheckFailedError
 from kvtide.simulation.operations.choices import one_of
-from kvtide.simulation.rank import Rank
+from kvtide.simulation.rank import Rank, free
 from kvtide.simulation.uses import Kind, Stage
 from kvtide.simulation.world import World
 
@@ -103,7 +104,7 @@ class FillArena:
             return "nobody"
         request = one_of(world.requests, numbers["request"])
         bands = self._bands(world, numbers["band"])
-        most = _most_pages(world, bands)
+        most = most_pages(world, bands)
         room = world.ranks[0].column_count - len(request.pages)
         if world.take(pages=most + 1, bands=bands) is not None:
             raise CheckFailedError(
@@ -171,9 +172,19 @@ class WhatIf:
 
 
 def _clone(world: World, rank: Rank) -> ChainAllocator:
+    """One that frees what the rank's own waiter would."""
     device = NumpyDevice(world.layout.arena_bytes, byte_work=False)
     mirrors = device.create_mirrors({f"ids:{band.name}": band.id_count for band in world.bands})
-    return rank.chain.clone(device, mirrors)
+    freed = {name: world.held_by([request]) for name, request in world.closing().items()}
+
+    def wait(transfers: Sequence[NetworkTransfer]) -> None:
+        for transfer in transfers:
+            clone.uses.end(transfer)
+            for band, units in freed.get(transfer.name, ()):
+                free(clone, band, units)
+
+    clone = rank.chain.clone(device, mirrors, wait_for_transfers=wait if freed else None)
+    return clone
 
 
 def _end_everything(world: World, rank: Rank, clone: ChainAllocator) -> None:
@@ -190,7 +201,7 @@ def _end_everything(world: World, rank: Rank, clone: ChainAllocator) -> None:
         clone.free_state_slots(world.held(world.state))
 
 
-def _most_pages(world: World, bands: Mapping[str, BandTake] | None) -> int:
+def most_pages(world: World, bands: Mapping[str, BandTake] | None) -> int:
     """The most virtual pages, bound where `bands` says, that fit now."""
     fits, fails = 0, len(world.minted) + 1
     while fails - fits > 1:

@@ -73,11 +73,11 @@ class Lull:
         return outcome
 
 
-def send_whole(world: World, requests: Sequence[Request]) -> list[Use]:
-    """All that idle requests hold begins to be sent; hosts see the gates at once, for nothing is in flight."""
+def send_whole(world: World, requests: Sequence[Request], *, closes: bool = False) -> list[Use]:
+    """All that idle requests hold begins to be sent; hosts wait for the gates. `closes` as of `leave`."""
     uses = []
     for request in requests:
-        use = leave(world, request, named_parts(world, [request], everything, ALL, ALL))
+        use = leave(world, request, named_parts(world, [request], everything, ALL, ALL), closes=closes)
         for rank in world.ranks:
             rank.device.wait_on_host(use.gates[rank.place])
         use_steps.begin_transfer(world, use)

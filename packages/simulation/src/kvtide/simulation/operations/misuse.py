@@ -1,20 +1,22 @@
-"""Calls that name what they may not: each must raise `ChainError` and change nothing."""
+"""Calls that name what they may not: each must raise an error of ours and change nothing, neither tables nor books."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from typing import NamedTuple
+from functools import partial
 
 import numpy as np
 
 from kvtide.chain import BandTake, ChainError
-from kvtide.device import IntArray
-from kvtide.ledger import Reservation
+from kvtide.ledger import InvariantError
 from kvtide.simulation.actions import Numbers
 from kvtide.simulation.bands import NONE, SimulatedBand
 from kvtide.simulation.failures import CheckFailedError
 from kvtide.simulation.operations.choices import one_of
+from kvtide.simulation.operations.mistakes import Call, Mistake, free_of
+from kvtide.simulation.operations.rehoming_misuse import OF_REHOMING
+from kvtide.simulation.operations.use_misuse import OF_USES, collect
 from kvtide.simulation.rank import Rank
 from kvtide.simulation.world import World
 
@@ -26,14 +28,14 @@ class Misuse:
     """One wrong call on every rank."""
 
     name = "misuse"
-    weight = 12
+    weight = 24
 
     def generate(self, rng: random.Random, world: World) -> Numbers | None:
         """Which mistake, in which band, with which unit; one that can be made now."""
         for _ in range(_DRAWS):
             kind, band, pick = rng.randrange(len(_KINDS)), rng.randrange(8), rng.randrange(256)
             make = one_of(list(_KINDS.values()), kind)
-            if make(_Mistake(world, one_of(world.bands, band), pick)) is not None:
+            if make(Mistake(world, one_of(world.bands, band), pick)) is not None:
                 return {"kind": kind, "band": band, "pick": pick}
         return None
 
@@ -41,87 +43,61 @@ class Misuse:
         """Make it, where the state of things lets one make it."""
         name, make = one_of(list(_KINDS.items()), numbers["kind"])
         band = one_of(world.bands, numbers["band"])
-        call = make(_Mistake(world, band, numbers["pick"]))
+        at = Mistake(world, band, numbers["pick"])
+        call = make(at)
         if call is None:
             return f"{name}: not possible now"
+        if name in OF_USES:
+            world.on_each("a use that is over", partial(collect, at))
         world.unchanged(name, lambda rank: _expect_error(name, band, call, rank))
         return name
 
 
-Call = Callable[[Rank], object]
-
-
-class _Mistake(NamedTuple):
-    """Where one is made."""
-
-    world: World
-    band: SimulatedBand
-    pick: int
-
-
 def _expect_error(name: str, band: SimulatedBand, call: Call, rank: Rank) -> str:
+    before = rank.chain.books()
     try:
         answer = call(rank)
-    except ChainError as error:
+    except (ChainError, InvariantError) as error:
+        if rank.chain.books() != before:
+            raise CheckFailedError(
+                "changed_by_refusal", f"{name} in band {band.name!r} has changed what the chain decides by"
+            ) from error
         return str(error)
     raise CheckFailedError("misuse_accepted", f"{name} in band {band.name!r} is accepted with {answer}")
 
 
-def _free(band: SimulatedBand, units: IntArray) -> Call:
-    if band.is_state:
-        return lambda rank: rank.chain.free_state_slots(units)
-    return lambda rank: rank.chain.free_pages(band.name, units)
-
-
-def _unbound(at: _Mistake) -> Call | None:
+def _unbound(at: Mistake) -> Call | None:
     """Freed before, or never taken."""
     free = np.flatnonzero(~at.world.shadow.bound[at.band.name])[0 if at.band.is_state else at.band.ratio :]
-    return _free(at.band, free[at.pick % len(free)][None]) if len(free) else None
+    return free_of(at.band, free[at.pick % len(free)][None]) if len(free) else None
 
 
-def _twice(at: _Mistake) -> Call | None:
+def _twice(at: Mistake) -> Call | None:
     """One unit twice in a call, beside one that may be freed."""
     held = at.world.held(at.band)
     return (
-        _free(at.band, held[[at.pick % len(held), (at.pick + 1) % len(held), at.pick % len(held)]])
+        free_of(at.band, held[[at.pick % len(held), (at.pick + 1) % len(held), at.pick % len(held)]])
         if len(held)
         else None
     )
 
 
-def _sink(at: _Mistake) -> Call | None:
+def _sink(at: Mistake) -> Call | None:
     """The virtual page that is never minted, or a sub-page of it."""
-    return None if at.band.is_state else _free(at.band, np.array([at.pick % at.band.ratio], np.int64))
+    return None if at.band.is_state else free_of(at.band, np.array([at.pick % at.band.ratio], np.int64))
 
 
-def _masked(at: _Mistake) -> Call | None:
+def _masked(at: Mistake) -> Call | None:
     """−1, a padded row, beside units that may be freed."""
-    return _free(at.band, np.append(at.world.held(at.band)[:2], -1))
+    return free_of(at.band, np.append(at.world.held(at.band)[:2], -1))
 
 
-def _out_of_range(at: _Mistake) -> Call | None:
+def _out_of_range(at: Mistake) -> Call | None:
     """Past the last id."""
-    return _free(at.band, np.array([at.band.id_count + at.pick], np.int64))
+    return free_of(at.band, np.array([at.band.id_count + at.pick], np.int64))
 
 
-def _reserved(at: _Mistake) -> Call | None:
-    """What a load has reserved, beside what it has not."""
-    held = at.world.held(at.band)
-    if not len(held):
-        return None
-
-    def free_under_a_reservation(rank: Rank) -> object:
-        load = Reservation("a load")
-        rank.chain.uses.fix(load, {at.band.name: held[[at.pick % len(held)]]})
-        try:
-            return _free(at.band, held)(rank)
-        finally:
-            rank.chain.uses.unfix(load)
-
-    return free_under_a_reservation
-
-
-def _still_held_by_a_window(at: _Mistake) -> Call | None:
+def _still_held_by_a_window(at: Mistake) -> Call | None:
     """An owner's page before its windows."""
     if not at.band.is_owner:
         return None
@@ -130,11 +106,11 @@ def _still_held_by_a_window(at: _Mistake) -> Call | None:
         units = window.sub_pages(pages)
         pages_held = pages[at.world.shadow.bound[window.name][units].reshape(-1, window.ratio).any(axis=1)]
         if len(pages_held):
-            return _free(at.band, pages_held[[at.pick % len(pages_held)]])
+            return free_of(at.band, pages_held[[at.pick % len(pages_held)]])
     return None
 
 
-def _bound_already(at: _Mistake) -> Call | None:
+def _bound_already(at: Mistake) -> Call | None:
     """A window binds what it holds."""
     held = at.world.held(at.band)
     if at.band.is_state or at.band.is_owner or not len(held):
@@ -143,7 +119,7 @@ def _bound_already(at: _Mistake) -> Call | None:
     return lambda rank: rank.chain.take(bands=asked)
 
 
-def _never_minted(at: _Mistake) -> Call | None:
+def _never_minted(at: Mistake) -> Call | None:
     """A window binds a sub-page of a page that nobody holds."""
     free = np.flatnonzero(~at.world.minted)
     if at.band.is_state or at.band.is_owner or not len(free):
@@ -153,19 +129,19 @@ def _never_minted(at: _Mistake) -> Call | None:
     return lambda rank: rank.chain.take(bands=asked)
 
 
-def _negative(at: _Mistake) -> Call | None:
+def _negative(at: Mistake) -> Call | None:
     """A take of less than nothing."""
     return lambda rank: rank.chain.take(pages=-1 - at.pick)
 
 
-def _bound_nowhere(at: _Mistake) -> Call | None:
+def _bound_nowhere(at: Mistake) -> Call | None:
     """Without a full band: a page of which nothing is bound, which nobody would ever free."""
     if not at.world.attention or any(each.is_owner for each in at.world.attention):
         return None
     return lambda rank: rank.chain.take(pages=1 + at.pick, bands={})
 
 
-def _copied_onto_itself(at: _Mistake) -> Call | None:
+def _copied_onto_itself(at: Mistake) -> Call | None:
     """Sources that are targets."""
     held = at.world.held(at.band)
     if not at.band.is_state or not len(held):
@@ -174,7 +150,7 @@ def _copied_onto_itself(at: _Mistake) -> Call | None:
     return lambda rank: rank.chain.copy_state_slots(slots, slots)
 
 
-def _copied_from_nowhere(at: _Mistake) -> Call | None:
+def _copied_from_nowhere(at: Mistake) -> Call | None:
     """A source that nobody holds."""
     held, free = at.world.held(at.band), np.flatnonzero(~at.world.shadow.bound[at.band.name])
     if not at.band.is_state or not len(held) or not len(free):
@@ -183,32 +159,12 @@ def _copied_from_nowhere(at: _Mistake) -> Call | None:
     return lambda rank: rank.chain.copy_state_slots(source, target)
 
 
-def _copied_onto_what_stays(at: _Mistake) -> Call | None:
-    """A target that is fixed, or that a transfer reads or writes where it is now: a send may also read where it was."""
-    if not at.band.is_state:
-        return None
-    name, held = at.band.name, at.world.held(at.band)
-    places = at.world.ranks[0].chain.physical_units(name, held)
-    touched = [
-        use.places[name]
-        for use in at.world.uses.uses
-        if (use.is_fixed or use.is_open_transfer) and name in use.places
-    ]
-    stays = np.isin(places, np.concatenate([*touched, NONE]))
-    targets, sources = held[stays], held[~stays]
-    if not len(targets) or not len(sources):
-        return None
-    source, target = sources[[at.pick % len(sources)]], targets[[at.pick % len(targets)]]
-    return lambda rank: rank.chain.copy_state_slots(source, target)
-
-
-_KINDS: dict[str, Callable[[_Mistake], Call | None]] = {
+_KINDS: dict[str, Callable[[Mistake], Call | None]] = {
     "a free of what is not bound": _unbound,
     "a free of one unit twice": _twice,
     "a free of the sink": _sink,
     "a free of a masked row": _masked,
     "a free past the last id": _out_of_range,
-    "a free of what a load has reserved": _reserved,
     "a free before the windows": _still_held_by_a_window,
     "a take of what is bound": _bound_already,
     "a take for a page never minted": _never_minted,
@@ -216,5 +172,6 @@ _KINDS: dict[str, Callable[[_Mistake], Call | None]] = {
     "a take of a page that is bound nowhere": _bound_nowhere,
     "a copy onto itself": _copied_onto_itself,
     "a copy of what is not bound": _copied_from_nowhere,
-    "a copy onto what stays": _copied_onto_what_stays,
+    **OF_USES,
+    **OF_REHOMING,
 }

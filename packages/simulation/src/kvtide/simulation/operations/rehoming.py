@@ -15,49 +15,61 @@ from kvtide.simulation.world import World
 
 
 class Rehome:
-    """What one request's window binds stands for another's pages from now on; forwards that read and write it run on."""
+    """What one request's window binds stands for another's pages from now on; forwards that read and write it run on.
+
+    A page that its forward has yet to write whole may go too: its debt goes along, and is paid when the forward is given up.
+    """
 
     name = "rehome"
-    weight = 4
+    weight = 40
 
     def generate(self, rng: random.Random, world: World) -> Numbers | None:
-        """In which window, from whom to whom, which pages."""
-        if not any(_sources(world, band) and _targets(world, band) for band in world.windows):
+        """In which window, from whom to whom, which pages; whether from the open batch, which is then given up."""
+        batch = rng.randrange(2) if world.batch.takes else 0
+        if not any(_sources(world, band, batch) and _targets(world, band) for band in world.windows):
             return None
         return {
             "band": rng.randrange(4),
             "source": rng.randrange(16),
             "target": rng.randrange(16),
             "bits": draw_bits(rng, 4),
+            "turned": rng.randrange(2),
+            "batch": batch,
         }
 
     def apply(self, world: World, numbers: Numbers) -> str:
         """Rebind on every rank."""
-        if not world.windows:
-            return "no window"
-        band = one_of(world.windows, numbers["band"])
-        holders = _sources(world, band)
-        if not holders:
+        batch = numbers.get("batch", 0)
+        windows = [band for band in world.windows if _sources(world, band, batch) and _targets(world, band)]
+        if not windows:
             return "nothing to rehome"
-        source, sources = one_of(holders, numbers["source"])
-        takers = [units for request, units in _targets(world, band) if request is not source]
+        band = one_of(windows, numbers["band"])
+        source, sources = one_of(_sources(world, band, batch), numbers["source"])
+        takers = [each for each in _targets(world, band) if each[0] is not source]
         if not takers:
             return "nothing to rehome to"
-        targets = one_of(takers, numbers["target"])
+        taker, targets = one_of(takers, numbers["target"])
         count = min(len(sources), len(targets))
         chosen = some_places(count, numbers["bits"])
         if not len(chosen):
             return "none of them"
-        world.rehome_rows([source], band, sources[:count][chosen], targets[:count][chosen])
-        return "rehomed, under a forward" if world.forwards_over(source) else "rehomed"
+        sources, targets = sources[:count][chosen], targets[:count][chosen]
+        if numbers.get("turned"):
+            sources = sources[::-1].copy()
+        owed = world.shadow.undefined[band.name][sources].any()
+        world.rehome_rows(source, taker, band, sources, targets)
+        if batch:
+            world.abandon()
+            return "rehomed with a debt, given up" if owed else "rehomed, given up"
+        return "rehomed, under a forward" if world.forwards_over(source) else "rehomed, idle"
 
 
-def _sources(world: World, band: SimulatedBand) -> list[tuple[Request, IntArray]]:
-    """Who could give up which pages; what the open batch is to write stays where its forward looks for it."""
+def _sources(world: World, band: SimulatedBand, batch: int) -> list[tuple[Request, IntArray]]:
+    """Who could give up which pages, in or outside of the open batch: a page that it is to write stays where it looks for it."""
     found = [
         (request, _unused(world, band, request.bound(band, world.shadow)))
         for request in world.requests
-        if request not in world.batch
+        if (request in world.batch) == bool(batch)
     ]
     return [(request, units) for request, units in found if len(units)]
 

@@ -45,6 +45,7 @@ class Send:
             "bands": rng.choice((ALL, draw_bits(rng, len(world.bands)))),
             "bits": rng.choice((ALL, draw_bits(rng))),
             "last": last,
+            "closes": rng.randrange(2),
         }
 
     def apply(self, world: World, numbers: Numbers) -> str:
@@ -57,7 +58,7 @@ class Send:
         if not parts:
             return "nothing to send"
         if numbers["last"]:
-            leave(world, requests[0], parts)
+            leave(world, requests[0], parts, closes=bool(numbers.get("closes")))
             return "announced, the request's last"
         use_steps.announce(world, world.uses.open(Kind.SEND, parts, stage=Stage.ANNOUNCED))
         return "announced"
@@ -160,9 +161,12 @@ class Fail:
         return f"{use.kind.value} quarantined{fate}{', its request over' if request is not None else ''}"
 
 
-def leave(world: World, request: Request, parts: tuple[Part, ...]) -> Use:
-    """Announce a request's last send: the request waits until the peer has what it sends, or it is called off."""
-    use = world.uses.open(Kind.SEND, parts, stage=Stage.ANNOUNCED)
+def leave(world: World, request: Request, parts: tuple[Part, ...], *, closes: bool = False) -> Use:
+    """Announce a request's last send: the request waits until the peer has what it sends, or it is called off.
+
+    With `closes` it is over as soon as a relief has waited for the send.
+    """
+    use = world.uses.open(Kind.SEND, parts, stage=Stage.ANNOUNCED, closes=closes)
     world.park(use, request)
     use_steps.announce(world, use)
     return use

@@ -14,7 +14,8 @@ from kvtide.simulation.bands import SimulatedBand
 from kvtide.simulation.failures import Failure, failure_of
 from kvtide.simulation.rank import Rank
 from kvtide.simulation.real.real_device import RealDevice
-from kvtide.simulation.run import Run, run_seed
+from kvtide.simulation.run import Run, facts_of, run_seed
+from kvtide.simulation.sizes import sized_for
 from kvtide.simulation.world import World
 
 DeviceOpener: TypeAlias = Callable[[int, int], RealDevice]
@@ -65,6 +66,11 @@ def run_seed_on(
     drawn = run_seed(seed, action_count, known)
     if drawn.failure is not None:
         return drawn
+    with sized_for(drawn.scenario):
+        return _run_drawn(opener, drawn, known)
+
+
+def _run_drawn(opener: DeviceOpener, drawn: Run, known: Mapping[str, Operation]) -> Run:
     world = World(drawn.scenario)
     devices: list[Any] = [opener(world.layout.arena_bytes, seed) for seed in drawn.scenario.rank_seeds]
     world.ranks = [
@@ -73,34 +79,32 @@ def run_seed_on(
     ]
     coverage: Counter[tuple[str, str]] = Counter()
     done, failure = _carry_out(world, drawn, known, coverage)
-    figures = world.figures()
-    facts = {
-        **world.facts,
-        "units moved": figures.moved,
-        "units zeroed": figures.zeroed,
-        "settles": figures.settles,
-    }
-    return attrs.evolve(drawn, actions=drawn.actions[:done], failure=failure, coverage=coverage, facts=facts)
+    return attrs.evolve(
+        drawn, actions=drawn.actions[:done], failure=failure, coverage=coverage, facts=facts_of(world)
+    )
 
 
 def _carry_out(
     world: World, drawn: Run, known: Mapping[str, Operation], coverage: Counter[tuple[str, str]]
 ) -> tuple[int, Failure | None]:
     """How many actions were carried out, and what failed."""
-    done = 0
+    done, place, failure = 0, 0, None
     try:
         for action in drawn.actions:
-            done += 1
+            place, done = done, done + 1
             outcome = known[action.operation].apply(world, action.numbers)
             coverage[action.operation, outcome] += 1
             checks.after_action(world)
+        place = done
         checks.at_end(world)
         for rank in world.ranks:
             rank.device.synchronize()
     except Exception as error:  # noqa: BLE001 - whatever is raised is what the run was made to find
-        return done, failure_of(error, done - 1)
-    finally:
+        failure = failure_of(error, place)
+    try:
         # Whatever failed, nothing may still run over memory that is given back.
         for rank in world.ranks:
             rank.device.run_all()
-    return done, None
+    except Exception as error:  # noqa: BLE001 - so is this, where it is the first
+        failure = failure or failure_of(error, place)
+    return done, failure
