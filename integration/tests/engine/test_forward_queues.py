@@ -216,7 +216,7 @@ def test_a_model_without_room_beside_nothing_ends_the_run() -> None:
 
 
 @pytest.mark.requirement("K1", "K2", "K5")
-@pytest.mark.parametrize("none_at", [(3,), (4, 6), (3, 7, 9)])
+@pytest.mark.parametrize("none_at", [(1,), (3,), (4,), (7,)])
 def test_requests_whose_states_an_aborted_forward_has_stored_begin_anew(none_at: tuple[int, ...]) -> None:
     """Run again, it would begin with the states of its own end. So its rows are retracted, and compute again what they had."""
     storage = storage_of()
@@ -227,6 +227,80 @@ def test_requests_whose_states_an_aborted_forward_has_stored_begin_anew(none_at:
     assert statistics.aborted_launches == len(none_at)
     assert statistics.admission.retracted_requests >= len(none_at)
     assert statistics.backups.backed_up_requests == 0, "what would be kept is spoilt"
+    storage.verify_idle()
+
+
+class NeverBeside(Room):
+    """A model that never finds room while another forward is in flight, and says so once it was called too often for its run to end."""
+
+    def __init__(self, storage: KVStorage, *, is_at_the_end: bool) -> None:
+        super().__init__((), is_at_the_end=is_at_the_end)
+        self.storage = storage
+
+    def run(
+        self, batch: ForwardBatch, store: ForwardStore, inputs: ForwardInputs | None = None
+    ) -> torch.Tensor:
+        assert self.runs < 200, "it goes on for ever"
+        self.none_at = [self.runs] if self.storage.statistics().forwards_in_flight > 1 else []
+        return super().run(batch, store, inputs)
+
+
+@pytest.mark.requirement("K1", "K2", "K5")
+@pytest.mark.parametrize("is_at_the_end", [False, True])
+@pytest.mark.parametrize(
+    "lengths", [((20, 4),), ((4, 3),), ((4, 9),), ((4, 9), (11, 6)), ((20, 9), (3, 14), (17, 2), (1, 1))]
+)
+def test_requests_end_though_no_forward_ever_finds_room_beside_another(
+    lengths: Sequence[tuple[int, int]], is_at_the_end: bool
+) -> None:
+    """What has to be computed again must not meet again what it failed of; each request is retracted once at most."""
+    storage = storage_of()
+    requests = [
+        request("r" * place, prompt, output) for place, (prompt, output) in enumerate(lengths, start=1)
+    ]
+    result = run(storage, requests, model=NeverBeside(storage, is_at_the_end=is_at_the_end))
+    assert result.tokens == {one.request_id: tokens_of(one) for one in requests}
+    retracted = storage.statistics().admission.retracted_requests
+    assert retracted <= len(requests)
+    assert bool(retracted) == is_at_the_end
+    storage.verify_idle()
+
+
+@pytest.mark.requirement("K1")
+def test_forwards_run_beside_one_another_again_once_the_retracted_request_is_over() -> None:
+    """Want of room may be a moment's."""
+    storage = storage_of()
+    model = Room((3,), is_at_the_end=True)
+    beside: list[int] = []
+
+    class Noted(Room):
+        def run(
+            self, batch: ForwardBatch, store: ForwardStore, inputs: ForwardInputs | None = None
+        ) -> torch.Tensor:
+            beside.append(storage.statistics().forwards_in_flight)
+            return model.run(batch, store, inputs)
+
+    requests = [request("a", 4, 9), request("bb", 11, 6, arrival_step=60)]
+    result = run(storage, requests, model=Noted(()))
+    assert result.tokens == {one.request_id: tokens_of(one) for one in requests}
+    failed = 3
+    again = len(beside) - 7
+    assert beside[failed] == 2
+    assert set(beside[failed + 1 : again]) == {1}, "the retracted request, alone"
+    assert set(beside[again + 1 :]) == {2}, "the one that comes later"
+
+
+@pytest.mark.requirement("K1", "K2")
+def test_a_request_that_finds_no_room_by_itself_either_ends_the_run() -> None:
+    """It was retracted, and computed again with nothing beside it: there will be no more room."""
+    storage = storage_of()
+    model = Room(range(3, 100), is_at_the_end=True)
+    with pytest.raises(torch.OutOfMemoryError, match="no room"):
+        run(storage, [request("a", 4, 9)], model=model)
+    assert model.runs == 5
+    assert storage.statistics().admission.retracted_requests == 1
+    assert storage.statistics().forwards_in_flight == 0
+    storage.release(storage.requests.live_rows())
     storage.verify_idle()
 
 
