@@ -9,7 +9,8 @@ from collections import Counter
 import attrs
 import pytest
 
-from kvtide.engine.loop import Request, ServeResult, serve
+from kvtide.engine.loop import ServeResult, serve
+from kvtide.engine.requests import Request
 from kvtide.engine.workload import PLAIN
 from kvtide.storage import KVStorage, Overcommit
 

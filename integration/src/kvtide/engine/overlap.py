@@ -27,16 +27,9 @@ from kvtide.engine.batch import FUTURE_TOKEN, ForwardBatch
 from kvtide.engine.decode_buffers import DecodeBuffers
 from kvtide.engine.errors import EngineError
 from kvtide.engine.forwards import ForwardQueue, ForwardResult, LaunchedForward
-from kvtide.engine.loop import (
-    RanForward,
-    Request,
-    RunningRequest,
-    SchedulerLoop,
-    ServeResult,
-    StepObserver,
-    checked,
-)
+from kvtide.engine.loop import RanForward, SchedulerLoop, ServeResult, StepObserver
 from kvtide.engine.origins import RowOrigins
+from kvtide.engine.requests import Request, RunningRequest, checked
 from kvtide.engine.runner import Hook, ModelRunner
 from kvtide.storage import KVStorage, PreparedStep
 
