@@ -6,18 +6,34 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import attrs
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kvtide.arena import CPUDevice
+from kvtide.arena import SCRATCH_BYTES, CPUDevice
 from kvtide.device import Event, IntArray, Stream
 from kvtide.engine.batch import ForwardBatch, ForwardInputs
 from kvtide.engine.decode_buffers import DecodeBuffers
+from kvtide.engine.errors import EngineError
 from kvtide.engine.stores import ForwardStore, Planes
-from kvtide.storage import KVStorage
+from kvtide.engine.workload import OVERLAP
+from kvtide.plan import (
+    DType,
+    FullLifetime,
+    KVLayerDecl,
+    KVPart,
+    MHAGeometry,
+    StateGeometry,
+    StateLifetime,
+    TensorDecl,
+    WindowLifetime,
+    plan_kv_storage,
+)
+from kvtide.sizing import CheckpointStrategy
+from kvtide.storage import AdmissionRefusal, KVStorage, build_kv_storage
 
-from .summing import Summing, request, run, storage_of, tokens_of
+from .summing import WINDOW, Summing, request, run, storage_of, tokens_of
 
 
 class NotingDevice(CPUDevice):
@@ -230,18 +246,22 @@ def test_requests_whose_states_an_aborted_forward_has_stored_begin_anew(none_at:
     storage.verify_idle()
 
 
-class NeverBeside(Room):
-    """A model that never finds room while another forward is in flight, and says so once it was called too often for its run to end."""
+class NoneBeside(Room):
+    """A model that finds no room while another forward is in flight, `times` times from one of its runs on."""
 
-    def __init__(self, storage: KVStorage, *, is_at_the_end: bool) -> None:
+    def __init__(self, storage: KVStorage, *, is_at_the_end: bool, first: int = 0, times: int = 1000) -> None:
         super().__init__((), is_at_the_end=is_at_the_end)
         self.storage = storage
+        self.first = first
+        self.times = times
 
     def run(
         self, batch: ForwardBatch, store: ForwardStore, inputs: ForwardInputs | None = None
     ) -> torch.Tensor:
         assert self.runs < 200, "it goes on for ever"
-        self.none_at = [self.runs] if self.storage.statistics().forwards_in_flight > 1 else []
+        if self.runs >= self.first and self.times and self.storage.statistics().forwards_in_flight > 1:
+            self.none_at = [self.runs]
+            self.times -= 1
         return super().run(batch, store, inputs)
 
 
@@ -258,11 +278,73 @@ def test_requests_end_though_no_forward_ever_finds_room_beside_another(
     requests = [
         request("r" * place, prompt, output) for place, (prompt, output) in enumerate(lengths, start=1)
     ]
-    result = run(storage, requests, model=NeverBeside(storage, is_at_the_end=is_at_the_end))
+    result = run(storage, requests, model=NoneBeside(storage, is_at_the_end=is_at_the_end))
     assert result.tokens == {one.request_id: tokens_of(one) for one in requests}
     retracted = storage.statistics().admission.retracted_requests
     assert retracted <= len(requests)
     assert bool(retracted) == is_at_the_end
+    storage.verify_idle()
+
+
+def on_a_grid(arena_bytes: int) -> KVStorage:
+    """Two forwards and checkpoints on a grid of 8 tokens: a chunk of a prompt needs more than as many tokens of output."""
+    geometry = MHAGeometry(1, 1, 1, DType.FLOAT32)
+    state = StateGeometry((TensorDecl("s", (4,), DType.FLOAT32),))
+    layers = (
+        KVLayerDecl(0, (KVPart(geometry, WindowLifetime(WINDOW)),)),
+        KVLayerDecl(1, (KVPart(geometry, FullLifetime()),)),
+        KVLayerDecl(2, (KVPart(state, StateLifetime(8)),)),
+    )
+    return build_kv_storage(
+        plan_kv_storage(layers, page_tokens=2),
+        budget_bytes=SCRATCH_BYTES + arena_bytes,
+        max_running_requests=3,
+        max_context_tokens=80,
+        chunk_tokens=16,
+        policy=attrs.evolve(OVERLAP, strategy=CheckpointStrategy.EXTRA_BUFFER),
+    )
+
+
+@pytest.mark.requirement("K1", "K5")
+@pytest.mark.parametrize("prompt_tokens", [2, 3, 9])
+@pytest.mark.parametrize("arena_bytes", [1280, 1440])
+def test_what_was_admitted_can_be_computed_again_whenever_a_launch_has_no_room(
+    arena_bytes: int, prompt_tokens: int
+) -> None:
+    """As a longer prompt it would not always be admitted, not even alone: what it generated must not be lost with that, nor the request."""
+    output_tokens = on_a_grid(arena_bytes).max_new_tokens_for_memory(prompt_tokens)
+    one = request("a", prompt_tokens, output_tokens)
+    for first in range(output_tokens + 2):
+        storage = on_a_grid(arena_bytes)
+        result = run(storage, [one], model=NoneBeside(storage, is_at_the_end=True, first=first, times=1))
+        assert result.tokens == {"a": tokens_of(one)}, (first, result.rejected)
+        storage.verify_idle()
+
+
+@pytest.mark.requirement("K5")
+def test_a_prompt_that_would_need_more_than_its_request_was_promised_is_tried() -> None:
+    """Else the test above would show nothing."""
+    storage = on_a_grid(1280)
+    most = storage.max_new_tokens_for_memory(2)
+    assert most > 8
+    assert any(storage.arrival_refusal(2 + count, most - count) for count in range(1, most))
+
+
+@pytest.mark.requirement("K5")
+def test_a_retracted_request_that_cannot_go_on_ends_the_run() -> None:
+    """By none of the storage's promises can it be; should it be, what it has generated is not dropped without a word."""
+    storage = storage_of()
+    refused = AdmissionRefusal(rule="no room any more", waits_for=(), turned_away=(0,))
+    admit = storage.admit
+
+    def admitted(*lengths: Any, whole: bool, **more: Any) -> Any:
+        return refused if whole else admit(*lengths, whole=whole, **more)
+
+    storage.admit = admitted  # type: ignore[method-assign]
+    with pytest.raises(
+        EngineError, match=r"'a' was retracted with 3 generated tokens, and cannot go on: no room"
+    ):
+        run(storage, [request("a", 4, 9)], model=Room((3,), is_at_the_end=True))
     storage.verify_idle()
 
 

@@ -10,8 +10,8 @@ Each step:
 
 Admission promises every peak, so no step of an admitted request is refused. Over a storage that overcommits one may be: then the
 newest request that was promised less than its whole output is retracted and waits at the head of the queue. Its memory is kept on the
-host, and it goes on where it was. One whose state an aborted launch may have changed computes what it had again. Tokens are chosen
-greedily. The rows of a batch are ordered by row number, which is reused: it says nothing about who came first.
+host, and it goes on where it was. One whose state an aborted launch may have changed computes what it had again, in no more
+memory than it was admitted for. Tokens are chosen greedily. The rows of a batch are ordered by row number, which is reused: it says nothing about who came first.
 """
 
 from __future__ import annotations
@@ -188,17 +188,25 @@ class SchedulerLoop:
             self._waiting.popleft()
             self._retracted.pop(request.request_id, None)
             if isinstance(admitted, AdmissionRefusal):
+                if had is not None:
+                    raise EngineError(
+                        f"request {request.request_id!r} was retracted with {len(had.tokens)} generated tokens, and cannot go on: {admitted}"
+                    )
                 self._rejected[request.request_id] = str(admitted)
             else:
                 self._running.append(admitted)
 
     def _begin(self, request: Request, had: RunningRequest | None) -> RunningRequest | AdmissionRefusal:
-        """With nothing, or, if it has been retracted without a backup, with what it `had` generated as a part of its prompt."""
+        """With nothing, or, if it has been retracted without a backup, with what it `had` generated behind its prompt."""
         recomputed = () if had is None else tuple(had.tokens)
-        prompt, shares = request.prompt + recomputed, self._storage.shares_prefixes
+        known, shares = request.prompt + recomputed, self._storage.shares_prefixes
+        total = len(request.prompt) + request.output_tokens
+        # In chunks of a longer prompt it may need more memory than it was admitted for. Then it is admitted for that once more.
+        is_prompt = self._storage.arrival_refusal(len(known), total - len(known)) is None
+        prompt = known if is_prompt else request.prompt
         rows = self._storage.admit(
             [len(prompt)],
-            [request.output_tokens - len(recomputed)],
+            [total - len(prompt)],
             whole=had is not None,
             prompts=[prompt] if shares else None,
             extra_keys=[request.extra_key] if shares else None,
@@ -234,9 +242,11 @@ class SchedulerLoop:
             self._forward([running], [self._next_chunk(running)])
 
     def _next_chunk(self, running: RunningRequest) -> tuple[int, ...]:
-        """Token ids of its next prefill forward."""
+        """Token ids of its next prefill forward; what is output to the storage is computed as it was the first time, token by token."""
         start = running.written_tokens
-        return running.prompt[start : start + self._storage.chunk_tokens(running.row, self._chunk_tokens)]
+        is_output = start >= self._storage.requests.prompts[running.row]
+        count = 1 if is_output else self._storage.chunk_tokens(running.row, self._chunk_tokens)
+        return running.prompt[start : start + count]
 
     def _decode(self) -> None:
         decoding = [

@@ -320,7 +320,9 @@ class KVStorage:
         """Take the memory of running requests away, as `release` does, so that others go on; they are queued again.
 
         A retracted request is admitted anew with its prompt and what it has generated as the prompt, and with `whole`: it recomputes
-        its entries, and is not retracted again. `retract_to_host` spares it that.
+        its entries, and is not retracted again. That this fits alone is promised under `Overcommit` only; elsewhere chunks of the longer
+        prompt may need more than its output did (`arrival_refusal`), and what it was admitted for at first fits: its own prompt and all of
+        its output, of which what is known is computed token by token. `retract_to_host` spares it both.
         """
         rows = whole_numbers("rows", rows)
         self.release(rows)
