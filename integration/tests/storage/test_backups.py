@@ -19,6 +19,7 @@ from kvtide.plan import KVStoragePlan
 from kvtide.sizing import CheckpointStrategy, ChunkReads, DemandPurpose, ServingPolicy, SizingError
 from kvtide.storage import (
     AdmissionRefusal,
+    HostMemoryError,
     KVStorage,
     Overcommit,
     PreparedStep,
@@ -576,8 +577,11 @@ def test_a_copy_that_fails_leaves_nothing_held_and_nothing_lost(fails_at: int) -
     next_reads(storage, toy, row, 7)
     before = storage.statistics()
     device.fails_at = fails_at
-    with pytest.raises(RuntimeError, match="fallen off the bus"):
+    with pytest.raises(RuntimeError, match="fallen off the bus") as failed:
         storage.retract_to_host([row])
+    assert isinstance(failed.value, HostMemoryError) == (fails_at == 0), (
+        "a caller may do without memory, not without copies"
+    )
     device.fails_at = None
     assert storage.statistics() == before
     next_reads(storage, toy, row, 1)

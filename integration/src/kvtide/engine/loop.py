@@ -10,8 +10,8 @@ Each step:
 
 Admission promises every peak, so no step of an admitted request is refused. Over a storage that overcommits one may be: then the
 newest request that was promised less than its whole output is retracted and waits at the head of the queue. Its memory is kept on the
-host, and it goes on where it was. One whose state an aborted launch may have changed computes what it had again, in no more
-memory than it was admitted for. Tokens are chosen greedily. The rows of a batch are ordered by row number, which is reused: it says nothing about who came first.
+host, and it goes on where it was. One whose state an aborted launch may have changed, or for which the host has no memory, computes what
+it had again, in no more memory than it was admitted for. Tokens are chosen greedily. The rows of a batch are ordered by row number, which is reused: it says nothing about who came first.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import attrs
+import structlog
 import torch
 
 from kvtide.engine.batch import ForwardBatch, Padding
@@ -30,12 +31,15 @@ from kvtide.engine.runner import ModelRunner
 from kvtide.engine.stores import ArenaStore
 from kvtide.storage import (
     AdmissionRefusal,
+    HostMemoryError,
     KVStorage,
     PreparedStep,
     PromiseRefusal,
     Refusal,
     RowBackup,
 )
+
+log = structlog.get_logger(__name__)
 
 NO_TOKEN = -1
 """Of a row whose forward chose none."""
@@ -327,13 +331,18 @@ class SchedulerLoop:
         return step
 
     def _retract(self, running: RunningRequest, *, is_whole: bool = True) -> None:
-        """Take its row away; what it had is kept, unless its state is lost: then it is not `is_whole`."""
+        """Take its row away; what it had is kept, unless its state is lost, so that it is not `is_whole`, or the host has no memory."""
+        storage, row = self._storage, running.row
         if is_whole:
-            if self._origins is not None:
-                running.kept_origins = self._origins.retracted(running.row)
-            (running.backup,) = self._storage.retract_to_host([running.row])
-        else:
-            self._storage.retract([running.row])
+            kept_origins = None if self._origins is None else self._origins.retracted(row)
+            try:
+                (running.backup,) = storage.retract_to_host([row])
+                running.kept_origins = kept_origins
+            except HostMemoryError as error:
+                log.warning("engine.no_backup", request=running.request.request_id, reason=str(error))
+                is_whole = False
+        if not is_whole:
+            storage.retract([row])
         running.is_retracted = True
         self._running.remove(running)
         self._retracted[running.request.request_id] = running

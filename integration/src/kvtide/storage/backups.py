@@ -31,7 +31,7 @@ from kvtide.ledger import Access
 from kvtide.plan import ALIGNMENT_BYTES, BandLayout, SubPoolKind
 from kvtide.sizing import ROW_STATE_BYTES, SizedPlan
 from kvtide.storage.admission import ChainPrefillBudget, Promise
-from kvtide.storage.errors import StorageError
+from kvtide.storage.errors import HostMemoryError, StorageError
 from kvtide.storage.evicting_takes import EvictingTakes
 from kvtide.storage.host_copies import HostCopies
 from kvtide.storage.prefix_sharing import PrefixSharing
@@ -158,7 +158,8 @@ class Backups:
     # ── backing up ──
 
     def back_up(self, rows: IntArray) -> tuple[RowBackup, ...]:
-        """Queue copies of all that rows hold, which are then to be released; raises `StorageError` for rows that are not whole.
+        """Queue copies of all that rows hold, which are then to be released; raises `StorageError` for rows that are not whole, and
+        `HostMemoryError`.
 
         Whatever is raised, rows and bytes are as before.
         """
@@ -230,9 +231,17 @@ class Backups:
             checkpoint_length=checkpoint,
             pages=pages,
             slot_count=slots,
-            memory=self._device.allocate_host(byte_count),
+            memory=self._host_memory(row, byte_count),
             storage=self,
         )
+
+    def _host_memory(self, row: int, byte_count: int) -> HostMemory:
+        try:
+            return self._device.allocate_host(byte_count)
+        except (RuntimeError, MemoryError) as error:
+            raise HostMemoryError(
+                f"no {byte_count} bytes of host memory for a backup of row {row}; retract it without one, or free some: {error}"
+            ) from error
 
     def _held_units(self, row: int, backup: RowBackup) -> dict[str, IntArray]:
         """Virtual units of what a backup keeps of a row, by band."""
