@@ -303,6 +303,32 @@ def test_chunks_of_a_row_that_shared_end_on_the_grid_when_it_no_longer_does() ->
     storage.verify_idle()
 
 
+@pytest.mark.requirement("K1", "K7")
+def test_a_checkpoint_may_be_noted_of_every_row_though_hits_of_some_are_the_trees() -> None:
+    """A scheduler that notes them all must not be stuck with a row that shares prefixes, nor with one that did and came back."""
+    policy = ServingPolicy(strategy=CheckpointStrategy.EXTRA_BUFFER, checkpoint_interval=4)
+    plan = plan_of(windows=(5,), full=True, state=False, page_tokens=2)
+    storages = [build(policy=policy, plan=plan) for _ in range(2)]
+    resident: list[list[dict[str, int]]] = []
+    for storage, notes in zip(storages, (False, True), strict=True):
+        resident.append([])
+        (row,) = np.asarray(storage.admit([24], [6], prompts=[list(range(24))])).tolist()
+        for place, count in enumerate([8, 8, 8, 1, 1, 1, 1, 1]):
+            if place == 1:
+                (backup,) = storage.retract_to_host([row])
+                (row,) = restored(storage, backup)
+            step = in_flight(storage, row, count)
+            storage.forward_processed(step)
+            if notes:
+                storage.checkpoints_taken([row], [int(storage.requests.recorded[row]) // 4 * 4])
+            storage.advance(step)
+            resident[-1].append(storage.resident_now())
+        with pytest.raises(StorageError, match=r"grid of 4 tokens.* no earlier than \[0\]"):
+            storage.checkpoints_taken([row], [6])
+        storage.verify_idle()
+    assert resident[0] == resident[1], "a note keeps nothing for such a row"
+
+
 # ── prices and verdicts ──
 
 

@@ -37,6 +37,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
+import numpy as np
 import numpy.typing as npt
 import structlog
 
@@ -57,6 +58,7 @@ from kvtide.storage.prefix_cache import PrefixCache
 from kvtide.storage.prefix_sharing import SharingObserver
 from kvtide.storage.read_ends import SharedReadEnds
 from kvtide.storage.refusals import AdmissionRefusal, PromiseRefusal
+from kvtide.storage.requests import NO_CHECKPOINT
 from kvtide.storage.statistics import StorageStatistics
 from kvtide.storage.steps import (
     PreparedStep,
@@ -267,13 +269,20 @@ class KVStorage:
         """Note that the latest checkpoint of row `rows[i]` lies at `lengths[i]` tokens: its windows keep what a hit there reads.
 
         Admission prices each checkpoint as taken by the time the forward that reaches it is advanced over, so call it before that
-        `advance`. Raises `StorageError` without a policy that keeps checkpoints on a grid, and for a length that is off the grid,
-        not reached by a forward, or before the one noted last.
+        `advance`. Rows whose hits are the tree's need no note, and one of them changes nothing: those that share prefixes, and those that
+        did before they were restored. Raises `StorageError` without a policy that keeps checkpoints on a grid, and for a length that is off
+        the grid, not reached by a forward, or before the one noted last.
         """
         rows, lengths = whole_numbers("rows", rows), whole_numbers("lengths", lengths)
         self.requests.check_live(rows, "note checkpoints of")
-        check_checkpoints(self.requests, rows, lengths, self._grid)
-        self.requests.checkpoint_lengths[rows] = lengths
+        checkpoints, sharing = self.requests.checkpoint_lengths[rows], self._sharing
+        is_noted = checkpoints != NO_CHECKPOINT
+        if sharing is not None:
+            is_noted &= np.array([not sharing.shares(row) for row in rows.tolist()], np.bool_)
+        check_checkpoints(
+            self.requests, rows, lengths, self._grid, earliest=np.where(is_noted, checkpoints, 0)
+        )
+        self.requests.checkpoint_lengths[rows[is_noted]] = lengths[is_noted]
 
     def advance(self, step: PreparedStep, chosen: npt.ArrayLike | None = None) -> None:
         """Count the tokens of a processed step as written, and retire window pages that fell behind.
