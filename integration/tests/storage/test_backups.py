@@ -457,8 +457,43 @@ def test_backups_that_do_not_fit_together_say_how_many_do() -> None:
     refusal = storage.restore([backup] * 5)
     assert isinstance(refusal, AdmissionRefusal)
     assert "5 backups need as many rows; 4 of 4 are free" in str(refusal)
-    assert refusal.first_that_fit == 4, "rows"
-    restored(storage, backup)
+    assert refusal.first_that_fit == 2, "there are rows for four, and memory for two"
+    restored(storage, *[backup] * 2)
+
+
+@pytest.mark.requirement("K5")
+@pytest.mark.parametrize("budget_bytes", [6_000, 6_600, 9_000, 14_000])
+@pytest.mark.parametrize("is_idle", [True, False])
+def test_as_many_backups_are_restored_as_their_refusal_names(is_idle: bool, budget_bytes: int) -> None:
+    """Rows are short, or memory, or both; and what no empty arena holds together does not wait until it is empty."""
+    storage = build(budget_bytes)
+    row = admitted(storage, 20, 12)
+    ran(storage, row, 8)
+    (backup,) = storage.retract_to_host([row])
+    other = None if is_idle else admitted(storage, 2, 2)
+    named = set()
+    for count in range(2, 7):
+        answer = storage.restore([backup] * count)
+        if not isinstance(answer, AdmissionRefusal):
+            storage.release(answer)
+            continue
+        if answer.first_that_fit is None:
+            assert answer.waits_for, "for what is in service"
+            continue
+        assert not answer.waits_for
+        assert f"the first {answer.first_that_fit} would do" in str(answer)
+        named.add(answer.first_that_fit)
+    assert len(named) == 1, "the same first ones, of however many"
+    if other is not None:
+        storage.release([other])
+    (most,) = named
+    assert most < 5
+    rows = restored(storage, *[backup] * most)
+    storage.release(rows)
+    refusal = storage.restore([backup] * (most + 1))
+    assert isinstance(refusal, AdmissionRefusal)
+    assert refusal.first_that_fit == most
+    storage.verify_idle()
 
 
 @pytest.mark.requirement("K5")
