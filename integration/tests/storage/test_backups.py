@@ -585,6 +585,62 @@ def test_what_cannot_be_backed_up_whole_is_refused_with_nothing_changed() -> Non
     storage.verify_idle()
 
 
+@pytest.mark.requirement("K1", "K2")
+@pytest.mark.parametrize("has_state", [False, True])
+def test_a_row_whose_row_state_an_aborted_launch_may_have_advanced_is_not_whole(has_state: bool) -> None:
+    """With states or without: a backup would count a token that never was, and go on from it."""
+    storage = build(plan=plan_of(windows=(), full=True, state=has_state, page_tokens=2))
+    row = admitted(storage, 6, 6)
+    ran(storage, row, 6, 1, chosen=41)
+    step = storage.prepare_step([row], [1])
+    assert isinstance(step, PreparedStep)
+    storage.row_state.advance(storage.launch_forward(step).resolve().rows, 1, torch.tensor([7]))
+    storage.abandon(step, may_have_run=True)
+    assert row_state(storage, row) == (8, 7, 3), "of seven tokens, two of them chosen"
+    with pytest.raises(StorageError, match=rf"rows \[{row}\]: .*may have changed their states"):
+        storage.retract_to_host([row])
+    with pytest.raises(StorageError, match=rf"rows \[{row}\]: .*may have changed their states"):
+        storage.prepare_step([row], [1])
+    storage.retract([row])
+    storage.verify_idle()
+
+
+@pytest.mark.requirement("K1", "K2")
+def test_a_restored_row_whose_first_launch_is_lost_still_has_its_backup() -> None:
+    """What that launch has left in its units is not what it came from; nor is a row lost for it that has had a forward since."""
+    storage = build()
+    toy = ToyModel(storage)
+    row = admitted(storage, 7, 6)
+    toy.request_of_row[row] = 1
+    next_reads(storage, toy, row, 7, 1)
+    (backup,) = storage.retract_to_host([row])
+    (again,) = restored(storage, backup)
+    step = storage.prepare_step([again], [1])
+    assert isinstance(step, PreparedStep)
+    ids = storage.launch_forward(step).resolve()
+    storage.row_state.advance(ids.rows, 1, torch.tensor([99]))
+    state = storage.layout.band("state")
+    slot = storage.chain.physical_units("state", storage.requests.state_slots[again : again + 1].copy())
+    first = state.origin_bytes + int(slot[0]) * state.unit_bytes
+    storage.device.arena.bytes[first : first + state.unit_bytes] = 0x5A
+    storage.abandon(step, may_have_run=True)
+    with pytest.raises(StorageError, match="may have changed their states"):
+        storage.prepare_step([again], [1])
+    (same,) = storage.retract_to_host([again])
+    assert same is backup
+    (again,) = restored(storage, same)
+    toy.request_of_row = {again: 1}
+    next_reads(storage, toy, again, 1, 1)
+    step = storage.prepare_step([again], [1])
+    assert isinstance(step, PreparedStep)
+    storage.launch_forward(step)
+    storage.abandon(step, may_have_run=True)
+    with pytest.raises(StorageError, match="may have changed their states"):
+        storage.retract_to_host([again])
+    storage.retract([again])
+    storage.verify_idle()
+
+
 @pytest.mark.requirement("K2")
 def test_a_backup_of_another_storage_is_refused() -> None:
     """Its pages may have other sizes, its bands other bytes; and its copies are ordered by another device's streams."""

@@ -11,12 +11,12 @@ state; whoever owns them, so pages that are shared are copied too. What counts i
 though the host may not have seen its result: its token comes with the row state. A restored row owns all of its pages, and shares none
 with the prefix tree. Ids are translated when the copy is submitted; from then on it is of those bytes, wherever units move.
 
-Nothing waits on the host. A backup may be restored before its own copy has finished: the copy stream does one behind the other.
+Nothing waits on the host, but for memory where none is pinned yet. A backup may be restored before its own copy has finished: the copy stream does one behind the other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import attrs
@@ -163,11 +163,11 @@ class Backups:
 
         Whatever is raised, rows and bytes are as before.
         """
-        self._check_whole(rows)
-        # What is still to be brought back is what was kept: no forward has touched it.
+        # Restored, and no forward since that was recorded: whatever a launch has left in its units, what they came from is still whole.
         known = {
             row: kept for row in rows.tolist() if isinstance(kept := self._row_resets.kept(row), RowBackup)
         }
+        self._check_whole(rows, known.keys())
         planned = {row: self._plan(row) for row in rows.tolist() if row not in known}
         units = {row: self._held_units(row, backup) for row, backup in planned.items()}
         if planned:
@@ -190,19 +190,20 @@ class Backups:
         copied = sum(backup.byte_count for backup in planned.values())
         self._bytes_out += copied
         log.info("storage.backed_up", rows=rows.tolist(), bytes=copied)
-        return tuple((known | planned)[row] for row in rows.tolist())
+        backups = known | planned
+        return tuple(backups[row] for row in rows.tolist())
 
-    def _check_whole(self, rows: IntArray) -> None:
+    def _check_whole(self, rows: IntArray, known: Container[int]) -> None:
         requests = self._requests
         held = rows[requests.prepared[rows] != requests.recorded[rows]]
         if len(held):
             raise StorageError(
                 f"cannot back up rows {held.tolist()}: a step of theirs was neither recorded nor abandoned; abandon it first"
             )
-        lost = rows[requests.state_is_lost[rows]]
-        if len(lost):
+        lost = [row for row in rows[requests.state_is_lost[rows]].tolist() if row not in known]
+        if lost:
             raise StorageError(
-                f"cannot back up rows {lost.tolist()}: the forward of an aborted launch may have changed their states; retract them "
+                f"cannot back up rows {lost}: the forward of an aborted launch may have changed their states; retract them "
                 "without a backup"
             )
 

@@ -28,7 +28,8 @@ over is released, while N + 1 runs:
 
 What is promised, and so who is admitted, waits or is turned away: `kvtide.storage.admission`. What a step takes and what windows
 give up: `kvtide.storage.row_units`. What rows share: `kvtide.storage.prefix_sharing`. What is kept of retracted ones:
-`kvtide.storage.backups`. No verb makes the host wait. Rows and counts are int64 arrays, or what NumPy makes of them without
+`kvtide.storage.backups`. No verb makes the host wait for the device; `retract_to_host` takes memory that the host pins for it, which
+takes its time where none is left from backups before, and may hold the device up. Rows and counts are int64 arrays, or what NumPy makes of them without
 rounding; a verb acts on all of them at once, or raises `StorageError` (or `InvariantError`, for a hook that was skipped) before it
 changes anything.
 """
@@ -258,10 +259,12 @@ class KVStorage:
         chunk depends on where it ends. Work that was queued for the step may still run: the schedule stream waits for the forward stream
         as it is now, so nothing moves or is zeroed under that work.
 
-        Entries that such work has written of tokens are written again by the next try; a *state* that it has changed is gone. Say
-        `may_have_run` where a layer of the model may have been queued: rows with state then have no further step, and are to be retracted
-        or released; a retracted one starts again from its last checkpoint, or from nothing. Without it the caller answers for it that
-        no state was changed, and the step can be prepared again. Either way no state goes to others before another forward is recorded.
+        Entries that such work has written of tokens are written again by the next try; a *state* that it has changed is gone, and so is
+        the row state that it has advanced. Say `may_have_run` where either may be: the rows then have no further step, and are to be
+        retracted or released; a retracted one starts again from its last checkpoint, or from nothing. One that was restored, and had no
+        forward since, still has the backup that it came from, whole: `retract_to_host` gives it. Without `may_have_run` the caller answers
+        for it that nothing but entries was written, and the step can be prepared again. Either way no state goes to others before another
+        forward is recorded.
         """
         self._launches.abandon(step, may_have_run=may_have_run)
 
@@ -345,8 +348,8 @@ class KVStorage:
         leaves the row alone then, the token that it chose is the request's all the same. The copies run beside forwards and moves,
         behind what has been queued; nobody waits, and what the rows held may be handed out at once.
 
-        Raises `StorageError` for a row with a step that is neither recorded nor abandoned, or whose state is lost (`abandon`), and
-        `HostMemoryError` where the host has no memory for it; the rows are then as they were, and can be retracted without a backup.
+        Raises `StorageError` for a row with a step that is neither recorded nor abandoned, or whose state is lost (`abandon`)
+        and is not that of a backup still to be brought back, and `HostMemoryError` where the host has no memory for it; the rows are then as they were, and can be retracted without a backup.
         """
         rows = whole_numbers("rows", rows)
         self.requests.check_live(rows, "back up")
