@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import attrs
 import numpy as np
 import pytest
 import torch
@@ -127,6 +128,24 @@ def test_a_restored_row_is_not_reset_and_a_row_handed_out_beside_it_is() -> None
     assert row_state(storage, fresh) == (2, 7, 1)
     ran(storage, again, 1, chosen=44)
     assert row_state(storage, again) == (9, 44, 4)
+
+
+@pytest.mark.requirement("K2")
+def test_a_restored_row_is_not_reset_though_its_former_request_was_to_be() -> None:
+    """That one was admitted and released before any forward came: the mark was its own."""
+    storage = build()
+    row = admitted(storage, 4, 9)
+    ran(storage, row, 4, chosen=41)
+    (backup,) = storage.retract_to_host([row])
+    storage.release([admitted(storage, 3, 3)])
+    (again,) = restored(storage, backup)
+    assert again == row
+    step = in_flight(storage, again, 1, chosen=42)
+    assert step.beginnings is not None
+    assert not len(step.beginnings.resets)
+    assert list(step.beginnings.restored) == [again]
+    done(storage, step)
+    assert row_state(storage, again) == (5, 42, 2)
 
 
 @pytest.mark.requirement("K2", "K1")
@@ -333,18 +352,47 @@ def test_a_checkpoint_may_be_noted_of_every_row_though_hits_of_some_are_the_tree
 
 
 @pytest.mark.requirement("K5", "S5")
-def test_a_backup_is_priced_as_what_arrives_whole() -> None:
+@pytest.mark.parametrize("decoded", [0, 1, 5])
+def test_a_backup_is_priced_as_what_arrives_whole(decoded: int) -> None:
     """All of its output is promised, as to a request whose prompt another process has computed (ADR 3): no chunk of it is to come."""
     storage = build(overcommit=Overcommit(0.2))
     row = admitted(storage, 24, 10)
-    ran(storage, row, 8, 8, 8, 1)
+    ran(storage, row, 8, 8, 8, *[1] * decoded)
     (backup,) = storage.retract_to_host([row])
     restored(storage, backup)
-    demand = storage.sized.demand(prompt_tokens=25, output_tokens=9, purpose=DemandPurpose.DECODE_PREALLOC)
+    lengths = {"prompt_tokens": 24 + decoded, "output_tokens": 10 - decoded}
+    demand = storage.sized.demand(**lengths, purpose=DemandPurpose.DECODE_PREALLOC)
     promised = storage.admitted_at_peak()
     assert tuple(promised[band.name] for band in storage.layout.bands) == demand.units
-    afresh = storage.sized.demand(prompt_tokens=25, output_tokens=9)
-    assert demand.units < afresh.units
+    assert demand.units < storage.sized.demand(**lengths).units
+
+
+@pytest.mark.requirement("K5", "K6")
+def test_prompts_that_are_restored_together_go_on_in_the_shortest_of_their_chunks() -> None:
+    """Each is promised what it needs in the chunks that it had: longer ones may need more."""
+    storage = build(6_600)
+    limits, backups = [], []
+    for prompt, output in ((20, 12), (16, 2)):
+        row = admitted(storage, prompt, output)
+        ran(storage, row, 2)
+        (backup,) = storage.retract_to_host([row])
+        limits.append(int(backup.chunk_limit))
+        backups.append(backup)
+    shorter = attrs.evolve(backups[0], chunk_limit=4)  # as one is that has gone on in shorter ones
+    for pair in ((shorter, backups[1]), (backups[1], shorter)):
+        rows = restored(storage, *pair)
+        assert storage.requests.chunk_limits[rows].tolist() == [4, 4]
+        demands = [
+            storage.sized.demand(
+                prompt_tokens=one.prompt_tokens, output_tokens=one.output_tokens, chunk_tokens=4
+            ).units
+            for one in pair
+        ]
+        assert list(storage.admitted_at_peak().values()) == [
+            sum(units) for units in zip(*demands, strict=True)
+        ]
+        storage.release(rows)
+    assert limits == [8, 8]
 
 
 @pytest.mark.requirement("K5", "K6")
@@ -532,6 +580,42 @@ def test_a_copy_is_over_once_a_forward_that_was_launched_behind_it_is_processed(
     assert not storage.chain.uses.has_host_copies
     done(storage, third)
     assert backup.written_tokens == 4
+
+
+@pytest.mark.requirement("H1", "L4")
+def test_a_copy_whose_first_launch_was_given_up_is_over_with_the_next() -> None:
+    """Else it would be open until the storage is idle, and its units, and whoever waits for a host copy, with it."""
+    storage = build()
+    row, other = admitted(storage, 4, 9), admitted(storage, 4, 9)
+    ran(storage, row, 4)
+    storage.retract_to_host([row])
+    step = storage.prepare_step([other], [4])
+    assert isinstance(step, PreparedStep)
+    storage.launch_forward(step)
+    storage.abandon(step)
+    assert storage.statistics().backups.copies_in_flight == 1
+    ran(storage, other, 4)
+    assert storage.statistics().backups.copies_in_flight == 0
+
+
+@pytest.mark.requirement("H1", "H2")
+@pytest.mark.parametrize("restores", [False, True])
+@pytest.mark.parametrize("name", ["forward_stream", "schedule_stream"])
+def test_a_copy_comes_behind_what_both_streams_were_told_before(name: str, restores: bool) -> None:
+    """A move may have yet to bring the units there, a zeroing of their former owner's to go over them, a forward to write them."""
+    storage, device = modelled()
+    row = admitted(storage, 4, 9)
+    done(storage, in_flight(storage, row, 4))
+    backups = storage.retract_to_host([row]) if restores else ()
+    told: list[str] = []
+    device.queue_work(getattr(device, name), lambda: told.append(name))
+    if restores:
+        restored(storage, *backups)
+    else:
+        storage.retract_to_host([row])
+    assert not told, "nobody has waited"
+    device.wait_on_host(device.record_event(device.copy_stream))
+    assert told == [name]
 
 
 @pytest.mark.requirement("H1", "K5")
