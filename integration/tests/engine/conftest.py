@@ -15,8 +15,9 @@ import torch
 
 from kvtide.arena import CPUDevice, KVArena
 from kvtide.engine.check import generate_alone
-from kvtide.engine.loop import Request, ServeResult, StepReport, serve
+from kvtide.engine.loop import ServeResult, StepReport, serve
 from kvtide.engine.models import MODELS
+from kvtide.engine.requests import Request
 from kvtide.engine.runner import Hook, ModelRunner
 from kvtide.engine.workload import (
     CHUNK_TOKENS,

@@ -11,9 +11,10 @@ import torch
 
 from kvtide.device import RunningWork
 from kvtide.engine.forwards import ForwardQueue, LaunchedForward, ModelledForwards
-from kvtide.engine.loop import Request, ServeResult, StepReport
+from kvtide.engine.loop import ServeResult, StepReport
 from kvtide.engine.modelled_device import ModelledTensorDevice
 from kvtide.engine.overlap import serve_overlapped
+from kvtide.engine.requests import Request
 from kvtide.engine.runner import ModelRunner
 from kvtide.engine.workload import (
     CHUNK_TOKENS,

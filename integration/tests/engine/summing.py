@@ -12,9 +12,10 @@ import torch
 from kvtide.arena import SCRATCH_BYTES, KVArena, TensorDevice
 from kvtide.engine.batch import ForwardBatch, ForwardInputs
 from kvtide.engine.forwards import ForwardQueue, ModelledForwards, TorchForwards
-from kvtide.engine.loop import Request, ServeResult, StepReport
+from kvtide.engine.loop import ServeResult, StepReport
 from kvtide.engine.modelled_device import ModelledTensorDevice
 from kvtide.engine.overlap import serve_overlapped
+from kvtide.engine.requests import Request
 from kvtide.engine.runner import Hook
 from kvtide.engine.stores import ForwardStore
 from kvtide.engine.workload import OVERLAP

@@ -14,8 +14,8 @@ from kvtide.engine.attention import PagedRows, attend
 from kvtide.engine.batch import ForwardBatch, Padding, inputs_of_host
 from kvtide.engine.decode_buffers import DecodeBuffers
 from kvtide.engine.forwards import TorchForwards
-from kvtide.engine.loop import Request
 from kvtide.engine.overlap import serve_overlapped
+from kvtide.engine.requests import Request
 from kvtide.engine.runner import Hook, ModelRunner
 from kvtide.engine.stores import ArenaStore, PlainStore
 from kvtide.engine.workload import OVERLAP

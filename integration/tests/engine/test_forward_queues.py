@@ -6,18 +6,34 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import attrs
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kvtide.arena import CPUDevice
+from kvtide.arena import SCRATCH_BYTES, CPUDevice
 from kvtide.device import Event, IntArray, Stream
 from kvtide.engine.batch import ForwardBatch, ForwardInputs
 from kvtide.engine.decode_buffers import DecodeBuffers
+from kvtide.engine.errors import EngineError
 from kvtide.engine.stores import ForwardStore, Planes
-from kvtide.storage import KVStorage
+from kvtide.engine.workload import OVERLAP
+from kvtide.plan import (
+    DType,
+    FullLifetime,
+    KVLayerDecl,
+    KVPart,
+    MHAGeometry,
+    StateGeometry,
+    StateLifetime,
+    TensorDecl,
+    WindowLifetime,
+    plan_kv_storage,
+)
+from kvtide.sizing import CheckpointStrategy
+from kvtide.storage import AdmissionRefusal, KVStorage, build_kv_storage
 
-from .summing import Summing, request, run, storage_of, tokens_of
+from .summing import WINDOW, Summing, request, run, storage_of, tokens_of
 
 
 class NotingDevice(CPUDevice):
@@ -216,7 +232,7 @@ def test_a_model_without_room_beside_nothing_ends_the_run() -> None:
 
 
 @pytest.mark.requirement("K1", "K2", "K5")
-@pytest.mark.parametrize("none_at", [(3,), (4, 6), (3, 7, 9)])
+@pytest.mark.parametrize("none_at", [(1,), (3,), (4,), (7,)])
 def test_requests_whose_states_an_aborted_forward_has_stored_begin_anew(none_at: tuple[int, ...]) -> None:
     """Run again, it would begin with the states of its own end. So its rows are retracted, and compute again what they had."""
     storage = storage_of()
@@ -227,6 +243,146 @@ def test_requests_whose_states_an_aborted_forward_has_stored_begin_anew(none_at:
     assert statistics.aborted_launches == len(none_at)
     assert statistics.admission.retracted_requests >= len(none_at)
     assert statistics.backups.backed_up_requests == 0, "what would be kept is spoilt"
+    storage.verify_idle()
+
+
+class NoneBeside(Room):
+    """A model that finds no room while another forward is in flight, `times` times from one of its runs on."""
+
+    def __init__(self, storage: KVStorage, *, is_at_the_end: bool, first: int = 0, times: int = 1000) -> None:
+        super().__init__((), is_at_the_end=is_at_the_end)
+        self.storage = storage
+        self.first = first
+        self.times = times
+
+    def run(
+        self, batch: ForwardBatch, store: ForwardStore, inputs: ForwardInputs | None = None
+    ) -> torch.Tensor:
+        assert self.runs < 200, "it goes on for ever"
+        if self.runs >= self.first and self.times and self.storage.statistics().forwards_in_flight > 1:
+            self.none_at = [self.runs]
+            self.times -= 1
+        return super().run(batch, store, inputs)
+
+
+@pytest.mark.requirement("K1", "K2", "K5")
+@pytest.mark.parametrize("is_at_the_end", [False, True])
+@pytest.mark.parametrize(
+    "lengths", [((20, 4),), ((4, 3),), ((4, 9),), ((4, 9), (11, 6)), ((20, 9), (3, 14), (17, 2), (1, 1))]
+)
+def test_requests_end_though_no_forward_ever_finds_room_beside_another(
+    lengths: Sequence[tuple[int, int]], is_at_the_end: bool
+) -> None:
+    """What has to be computed again must not meet again what it failed of; each request is retracted once at most."""
+    storage = storage_of()
+    requests = [
+        request("r" * place, prompt, output) for place, (prompt, output) in enumerate(lengths, start=1)
+    ]
+    result = run(storage, requests, model=NoneBeside(storage, is_at_the_end=is_at_the_end))
+    assert result.tokens == {one.request_id: tokens_of(one) for one in requests}
+    retracted = storage.statistics().admission.retracted_requests
+    assert retracted <= len(requests)
+    assert bool(retracted) == is_at_the_end
+    storage.verify_idle()
+
+
+def on_a_grid(arena_bytes: int) -> KVStorage:
+    """Two forwards and checkpoints on a grid of 8 tokens: a chunk of a prompt needs more than as many tokens of output."""
+    geometry = MHAGeometry(1, 1, 1, DType.FLOAT32)
+    state = StateGeometry((TensorDecl("s", (4,), DType.FLOAT32),))
+    layers = (
+        KVLayerDecl(0, (KVPart(geometry, WindowLifetime(WINDOW)),)),
+        KVLayerDecl(1, (KVPart(geometry, FullLifetime()),)),
+        KVLayerDecl(2, (KVPart(state, StateLifetime(8)),)),
+    )
+    return build_kv_storage(
+        plan_kv_storage(layers, page_tokens=2),
+        budget_bytes=SCRATCH_BYTES + arena_bytes,
+        max_running_requests=3,
+        max_context_tokens=80,
+        chunk_tokens=16,
+        policy=attrs.evolve(OVERLAP, strategy=CheckpointStrategy.EXTRA_BUFFER),
+    )
+
+
+@pytest.mark.requirement("K1", "K5")
+@pytest.mark.parametrize("prompt_tokens", [2, 3, 9])
+@pytest.mark.parametrize("arena_bytes", [1280, 1440])
+def test_what_was_admitted_can_be_computed_again_whenever_a_launch_has_no_room(
+    arena_bytes: int, prompt_tokens: int
+) -> None:
+    """As a longer prompt it would not always be admitted, not even alone: what it generated must not be lost with that, nor the request."""
+    output_tokens = on_a_grid(arena_bytes).max_new_tokens_for_memory(prompt_tokens)
+    one = request("a", prompt_tokens, output_tokens)
+    for first in range(output_tokens + 2):
+        storage = on_a_grid(arena_bytes)
+        result = run(storage, [one], model=NoneBeside(storage, is_at_the_end=True, first=first, times=1))
+        assert result.tokens == {"a": tokens_of(one)}, (first, result.rejected)
+        storage.verify_idle()
+
+
+@pytest.mark.requirement("K5")
+def test_a_prompt_that_would_need_more_than_its_request_was_promised_is_tried() -> None:
+    """Else the test above would show nothing."""
+    storage = on_a_grid(1280)
+    most = storage.max_new_tokens_for_memory(2)
+    assert most > 8
+    assert any(storage.arrival_refusal(2 + count, most - count) for count in range(1, most))
+
+
+@pytest.mark.requirement("K5")
+def test_a_retracted_request_that_cannot_go_on_ends_the_run() -> None:
+    """By none of the storage's promises can it be; should it be, what it has generated is not dropped without a word."""
+    storage = storage_of()
+    refused = AdmissionRefusal(rule="no room any more", waits_for=(), turned_away=(0,))
+    admit = storage.admit
+
+    def admitted(*lengths: Any, whole: bool, **more: Any) -> Any:
+        return refused if whole else admit(*lengths, whole=whole, **more)
+
+    storage.admit = admitted  # type: ignore[method-assign]
+    with pytest.raises(
+        EngineError, match=r"'a' was retracted with 3 generated tokens, and cannot go on: no room"
+    ):
+        run(storage, [request("a", 4, 9)], model=Room((3,), is_at_the_end=True))
+    storage.verify_idle()
+
+
+@pytest.mark.requirement("K1")
+def test_forwards_run_beside_one_another_again_once_the_retracted_request_is_over() -> None:
+    """Want of room may be a moment's."""
+    storage = storage_of()
+    model = Room((3,), is_at_the_end=True)
+    beside: list[int] = []
+
+    class Noted(Room):
+        def run(
+            self, batch: ForwardBatch, store: ForwardStore, inputs: ForwardInputs | None = None
+        ) -> torch.Tensor:
+            beside.append(storage.statistics().forwards_in_flight)
+            return model.run(batch, store, inputs)
+
+    requests = [request("a", 4, 9), request("bb", 11, 6, arrival_step=60)]
+    result = run(storage, requests, model=Noted(()))
+    assert result.tokens == {one.request_id: tokens_of(one) for one in requests}
+    failed = 3
+    again = len(beside) - 7
+    assert beside[failed] == 2
+    assert set(beside[failed + 1 : again]) == {1}, "the retracted request, alone"
+    assert set(beside[again + 1 :]) == {2}, "the one that comes later"
+
+
+@pytest.mark.requirement("K1", "K2")
+def test_a_request_that_finds_no_room_by_itself_either_ends_the_run() -> None:
+    """It was retracted, and computed again with nothing beside it: there will be no more room."""
+    storage = storage_of()
+    model = Room(range(3, 100), is_at_the_end=True)
+    with pytest.raises(torch.OutOfMemoryError, match="no room"):
+        run(storage, [request("a", 4, 9)], model=model)
+    assert model.runs == 5
+    assert storage.statistics().admission.retracted_requests == 1
+    assert storage.statistics().forwards_in_flight == 0
+    storage.release(storage.requests.live_rows())
     storage.verify_idle()
 
 

@@ -14,8 +14,8 @@ import attrs
 import pytest
 
 from kvtide.engine.check import expected_tokens, first_token_difference, replay_on_plain_tensors
-from kvtide.engine.loop import Request
 from kvtide.engine.models import MODELS
+from kvtide.engine.requests import Request
 from kvtide.engine.runner import Hook, ModelRunner
 from kvtide.storage import Overcommit
 

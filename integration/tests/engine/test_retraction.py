@@ -8,9 +8,12 @@ from collections import Counter
 
 import attrs
 import pytest
+from structlog.testing import capture_logs
 
-from kvtide.engine.loop import Request, ServeResult, serve
-from kvtide.engine.workload import PLAIN
+from kvtide.arena import CPUDevice, HostMemory
+from kvtide.engine.loop import ServeResult, serve
+from kvtide.engine.requests import Request
+from kvtide.engine.workload import OVERLAP, PLAIN
 from kvtide.storage import KVStorage, Overcommit
 
 from .test_overlap import WithHostInputs, request, run, storage_of, tokens_of
@@ -71,6 +74,52 @@ def test_retracted_requests_get_their_tokens_and_nothing_is_computed_twice(overl
     for one in requests:
         if one.request_id in result.tokens:
             assert computed[one.request_id] == len(one.prompt) + one.output_tokens - 1
+
+
+class ShortOfHostMemory(CPUDevice):
+    """Its host has memory for every `each`-th backup only."""
+
+    each = 1000
+    asked = 0
+
+    def allocate_host(self, byte_count: int) -> HostMemory:
+        self.asked += 1
+        if self.asked % self.each:
+            raise RuntimeError("CUDA error: out of memory")
+        return super().allocate_host(byte_count)
+
+
+class NowAndThen(ShortOfHostMemory):
+    each = 2
+
+
+@pytest.mark.requirement("K5", "K2", "H1")
+@pytest.mark.parametrize("device", [ShortOfHostMemory, NowAndThen])
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_requests_for_which_the_host_has_no_memory_compute_what_they_had_again(
+    overlaps: bool, device: type[ShortOfHostMemory]
+) -> None:
+    """A backup spares that; want of one must end neither the run nor the request."""
+    requests = [request("r" * place, 3, 24) for place in range(1, 9)]
+    storage = storage_of(
+        3_400, policy=OVERLAP if overlaps else PLAIN, rows=6, overcommit=A_FIFTH, make_device=device
+    )
+    with capture_logs() as logs:
+        result = run(storage, requests) if overlaps else run_plain(storage, requests)
+    check(result, requests)
+    storage.verify_idle()
+    statistics = storage.statistics()
+    without = [entry["request"] for entry in logs if entry["event"] == "engine.no_backup"]
+    assert without
+    assert statistics.admission.retracted_requests == statistics.backups.backed_up_requests + len(without)
+    assert bool(statistics.backups.restored_requests) == (device is NowAndThen)
+    computed = computed_tokens(result)
+    again = {
+        one.request_id
+        for one in requests
+        if computed[one.request_id] > len(one.prompt) + one.output_tokens - 1
+    }
+    assert again == set(without)
 
 
 @pytest.mark.requirement("K5", "K2")

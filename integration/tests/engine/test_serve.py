@@ -10,9 +10,10 @@ from kvtide.arena import SCRATCH_BYTES
 from kvtide.engine.batch import ForwardBatch
 from kvtide.engine.check import CheckResult, first_token_difference
 from kvtide.engine.errors import EngineError
-from kvtide.engine.loop import Request, ServeResult, StepReport, serve
+from kvtide.engine.loop import ServeResult, StepReport, serve
 from kvtide.engine.models import MODELS
 from kvtide.engine.prompts import PROMPTS
+from kvtide.engine.requests import Request
 from kvtide.engine.runner import Hook
 from kvtide.engine.stores import ForwardStore
 from kvtide.engine.workload import (

@@ -17,10 +17,11 @@ from kvtide.chain import ChainAllocator
 from kvtide.engine.check import expected_tokens, first_token_difference, replay_on_plain_tensors
 from kvtide.engine.declare import with_checkpoints
 from kvtide.engine.forwards import ModelledForwards
-from kvtide.engine.loop import Request, ServeResult, serve
+from kvtide.engine.loop import ServeResult, serve
 from kvtide.engine.modelled_device import ModelledTensorDevice
 from kvtide.engine.models import RANDOM_VOCABULARY
 from kvtide.engine.overlap import serve_overlapped
+from kvtide.engine.requests import Request
 from kvtide.engine.runner import Hook, ModelRunner
 from kvtide.engine.workload import CHUNK_TOKENS, CONTEXT_TOKENS, RUNNING_REQUESTS, tight_budget_bytes
 from kvtide.ledger import CheckLevel

@@ -13,8 +13,8 @@ from safetensors import safe_open
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from kvtide.engine.check import generate_alone
-from kvtide.engine.loop import Request
 from kvtide.engine.models import MODELS, TRAINED, load_trained
+from kvtide.engine.requests import Request
 
 SCRIPT = Path(__file__).resolve().parents[3] / "tools" / "train_tiny.py"
 

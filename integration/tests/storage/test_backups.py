@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import attrs
 import numpy as np
 import pytest
 import torch
@@ -19,6 +20,7 @@ from kvtide.plan import KVStoragePlan
 from kvtide.sizing import CheckpointStrategy, ChunkReads, DemandPurpose, ServingPolicy, SizingError
 from kvtide.storage import (
     AdmissionRefusal,
+    HostMemoryError,
     KVStorage,
     Overcommit,
     PreparedStep,
@@ -126,6 +128,24 @@ def test_a_restored_row_is_not_reset_and_a_row_handed_out_beside_it_is() -> None
     assert row_state(storage, fresh) == (2, 7, 1)
     ran(storage, again, 1, chosen=44)
     assert row_state(storage, again) == (9, 44, 4)
+
+
+@pytest.mark.requirement("K2")
+def test_a_restored_row_is_not_reset_though_its_former_request_was_to_be() -> None:
+    """That one was admitted and released before any forward came: the mark was its own."""
+    storage = build()
+    row = admitted(storage, 4, 9)
+    ran(storage, row, 4, chosen=41)
+    (backup,) = storage.retract_to_host([row])
+    storage.release([admitted(storage, 3, 3)])
+    (again,) = restored(storage, backup)
+    assert again == row
+    step = in_flight(storage, again, 1, chosen=42)
+    assert step.beginnings is not None
+    assert not len(step.beginnings.resets)
+    assert list(step.beginnings.restored) == [again]
+    done(storage, step)
+    assert row_state(storage, again) == (5, 42, 2)
 
 
 @pytest.mark.requirement("K2", "K1")
@@ -302,22 +322,77 @@ def test_chunks_of_a_row_that_shared_end_on_the_grid_when_it_no_longer_does() ->
     storage.verify_idle()
 
 
+@pytest.mark.requirement("K1", "K7")
+def test_a_checkpoint_may_be_noted_of_every_row_though_hits_of_some_are_the_trees() -> None:
+    """A scheduler that notes them all must not be stuck with a row that shares prefixes, nor with one that did and came back."""
+    policy = ServingPolicy(strategy=CheckpointStrategy.EXTRA_BUFFER, checkpoint_interval=4)
+    plan = plan_of(windows=(5,), full=True, state=False, page_tokens=2)
+    storages = [build(policy=policy, plan=plan) for _ in range(2)]
+    resident: list[list[dict[str, int]]] = []
+    for storage, notes in zip(storages, (False, True), strict=True):
+        resident.append([])
+        (row,) = np.asarray(storage.admit([24], [6], prompts=[list(range(24))])).tolist()
+        for place, count in enumerate([8, 8, 8, 1, 1, 1, 1, 1]):
+            if place == 1:
+                (backup,) = storage.retract_to_host([row])
+                (row,) = restored(storage, backup)
+            step = in_flight(storage, row, count)
+            storage.forward_processed(step)
+            if notes:
+                storage.checkpoints_taken([row], [int(storage.requests.recorded[row]) // 4 * 4])
+            storage.advance(step)
+            resident[-1].append(storage.resident_now())
+        with pytest.raises(StorageError, match=r"grid of 4 tokens.* no earlier than \[0\]"):
+            storage.checkpoints_taken([row], [6])
+        storage.verify_idle()
+    assert resident[0] == resident[1], "a note keeps nothing for such a row"
+
+
 # ── prices and verdicts ──
 
 
 @pytest.mark.requirement("K5", "S5")
-def test_a_backup_is_priced_as_what_arrives_whole() -> None:
+@pytest.mark.parametrize("decoded", [0, 1, 5])
+def test_a_backup_is_priced_as_what_arrives_whole(decoded: int) -> None:
     """All of its output is promised, as to a request whose prompt another process has computed (ADR 3): no chunk of it is to come."""
     storage = build(overcommit=Overcommit(0.2))
     row = admitted(storage, 24, 10)
-    ran(storage, row, 8, 8, 8, 1)
+    ran(storage, row, 8, 8, 8, *[1] * decoded)
     (backup,) = storage.retract_to_host([row])
     restored(storage, backup)
-    demand = storage.sized.demand(prompt_tokens=25, output_tokens=9, purpose=DemandPurpose.DECODE_PREALLOC)
+    lengths = {"prompt_tokens": 24 + decoded, "output_tokens": 10 - decoded}
+    demand = storage.sized.demand(**lengths, purpose=DemandPurpose.DECODE_PREALLOC)
     promised = storage.admitted_at_peak()
     assert tuple(promised[band.name] for band in storage.layout.bands) == demand.units
-    afresh = storage.sized.demand(prompt_tokens=25, output_tokens=9)
-    assert demand.units < afresh.units
+    assert demand.units < storage.sized.demand(**lengths).units
+
+
+@pytest.mark.requirement("K5", "K6")
+def test_prompts_that_are_restored_together_go_on_in_the_shortest_of_their_chunks() -> None:
+    """Each is promised what it needs in the chunks that it had: longer ones may need more."""
+    storage = build(6_600)
+    limits, backups = [], []
+    for prompt, output in ((20, 12), (16, 2)):
+        row = admitted(storage, prompt, output)
+        ran(storage, row, 2)
+        (backup,) = storage.retract_to_host([row])
+        limits.append(int(backup.chunk_limit))
+        backups.append(backup)
+    shorter = attrs.evolve(backups[0], chunk_limit=4)  # as one is that has gone on in shorter ones
+    for pair in ((shorter, backups[1]), (backups[1], shorter)):
+        rows = restored(storage, *pair)
+        assert storage.requests.chunk_limits[rows].tolist() == [4, 4]
+        demands = [
+            storage.sized.demand(
+                prompt_tokens=one.prompt_tokens, output_tokens=one.output_tokens, chunk_tokens=4
+            ).units
+            for one in pair
+        ]
+        assert list(storage.admitted_at_peak().values()) == [
+            sum(units) for units in zip(*demands, strict=True)
+        ]
+        storage.release(rows)
+    assert limits == [8, 8]
 
 
 @pytest.mark.requirement("K5", "K6")
@@ -430,8 +505,43 @@ def test_backups_that_do_not_fit_together_say_how_many_do() -> None:
     refusal = storage.restore([backup] * 5)
     assert isinstance(refusal, AdmissionRefusal)
     assert "5 backups need as many rows; 4 of 4 are free" in str(refusal)
-    assert refusal.first_that_fit == 4, "rows"
-    restored(storage, backup)
+    assert refusal.first_that_fit == 2, "there are rows for four, and memory for two"
+    restored(storage, *[backup] * 2)
+
+
+@pytest.mark.requirement("K5")
+@pytest.mark.parametrize("budget_bytes", [6_000, 6_600, 9_000, 14_000])
+@pytest.mark.parametrize("is_idle", [True, False])
+def test_as_many_backups_are_restored_as_their_refusal_names(is_idle: bool, budget_bytes: int) -> None:
+    """Rows are short, or memory, or both; and what no empty arena holds together does not wait until it is empty."""
+    storage = build(budget_bytes)
+    row = admitted(storage, 20, 12)
+    ran(storage, row, 8)
+    (backup,) = storage.retract_to_host([row])
+    other = None if is_idle else admitted(storage, 2, 2)
+    named = set()
+    for count in range(2, 7):
+        answer = storage.restore([backup] * count)
+        if not isinstance(answer, AdmissionRefusal):
+            storage.release(answer)
+            continue
+        if answer.first_that_fit is None:
+            assert answer.waits_for, "for what is in service"
+            continue
+        assert not answer.waits_for
+        assert f"the first {answer.first_that_fit} would do" in str(answer)
+        named.add(answer.first_that_fit)
+    assert len(named) == 1, "the same first ones, of however many"
+    if other is not None:
+        storage.release([other])
+    (most,) = named
+    assert most < 5
+    rows = restored(storage, *[backup] * most)
+    storage.release(rows)
+    refusal = storage.restore([backup] * (most + 1))
+    assert isinstance(refusal, AdmissionRefusal)
+    assert refusal.first_that_fit == most
+    storage.verify_idle()
 
 
 @pytest.mark.requirement("K5")
@@ -470,6 +580,42 @@ def test_a_copy_is_over_once_a_forward_that_was_launched_behind_it_is_processed(
     assert not storage.chain.uses.has_host_copies
     done(storage, third)
     assert backup.written_tokens == 4
+
+
+@pytest.mark.requirement("H1", "L4")
+def test_a_copy_whose_first_launch_was_given_up_is_over_with_the_next() -> None:
+    """Else it would be open until the storage is idle, and its units, and whoever waits for a host copy, with it."""
+    storage = build()
+    row, other = admitted(storage, 4, 9), admitted(storage, 4, 9)
+    ran(storage, row, 4)
+    storage.retract_to_host([row])
+    step = storage.prepare_step([other], [4])
+    assert isinstance(step, PreparedStep)
+    storage.launch_forward(step)
+    storage.abandon(step)
+    assert storage.statistics().backups.copies_in_flight == 1
+    ran(storage, other, 4)
+    assert storage.statistics().backups.copies_in_flight == 0
+
+
+@pytest.mark.requirement("H1", "H2")
+@pytest.mark.parametrize("restores", [False, True])
+@pytest.mark.parametrize("name", ["forward_stream", "schedule_stream"])
+def test_a_copy_comes_behind_what_both_streams_were_told_before(name: str, restores: bool) -> None:
+    """A move may have yet to bring the units there, a zeroing of their former owner's to go over them, a forward to write them."""
+    storage, device = modelled()
+    row = admitted(storage, 4, 9)
+    done(storage, in_flight(storage, row, 4))
+    backups = storage.retract_to_host([row]) if restores else ()
+    told: list[str] = []
+    device.queue_work(getattr(device, name), lambda: told.append(name))
+    if restores:
+        restored(storage, *backups)
+    else:
+        storage.retract_to_host([row])
+    assert not told, "nobody has waited"
+    device.wait_on_host(device.record_event(device.copy_stream))
+    assert told == [name]
 
 
 @pytest.mark.requirement("H1", "K5")
@@ -520,6 +666,62 @@ def test_what_cannot_be_backed_up_whole_is_refused_with_nothing_changed() -> Non
     assert storage.statistics() == before
     storage.retract([row])
     storage.retract_to_host([other])
+    storage.verify_idle()
+
+
+@pytest.mark.requirement("K1", "K2")
+@pytest.mark.parametrize("has_state", [False, True])
+def test_a_row_whose_row_state_an_aborted_launch_may_have_advanced_is_not_whole(has_state: bool) -> None:
+    """With states or without: a backup would count a token that never was, and go on from it."""
+    storage = build(plan=plan_of(windows=(), full=True, state=has_state, page_tokens=2))
+    row = admitted(storage, 6, 6)
+    ran(storage, row, 6, 1, chosen=41)
+    step = storage.prepare_step([row], [1])
+    assert isinstance(step, PreparedStep)
+    storage.row_state.advance(storage.launch_forward(step).resolve().rows, 1, torch.tensor([7]))
+    storage.abandon(step, may_have_run=True)
+    assert row_state(storage, row) == (8, 7, 3), "of seven tokens, two of them chosen"
+    with pytest.raises(StorageError, match=rf"rows \[{row}\]: .*may have changed their states"):
+        storage.retract_to_host([row])
+    with pytest.raises(StorageError, match=rf"rows \[{row}\]: .*may have changed their states"):
+        storage.prepare_step([row], [1])
+    storage.retract([row])
+    storage.verify_idle()
+
+
+@pytest.mark.requirement("K1", "K2")
+def test_a_restored_row_whose_first_launch_is_lost_still_has_its_backup() -> None:
+    """What that launch has left in its units is not what it came from; nor is a row lost for it that has had a forward since."""
+    storage = build()
+    toy = ToyModel(storage)
+    row = admitted(storage, 7, 6)
+    toy.request_of_row[row] = 1
+    next_reads(storage, toy, row, 7, 1)
+    (backup,) = storage.retract_to_host([row])
+    (again,) = restored(storage, backup)
+    step = storage.prepare_step([again], [1])
+    assert isinstance(step, PreparedStep)
+    ids = storage.launch_forward(step).resolve()
+    storage.row_state.advance(ids.rows, 1, torch.tensor([99]))
+    state = storage.layout.band("state")
+    slot = storage.chain.physical_units("state", storage.requests.state_slots[again : again + 1].copy())
+    first = state.origin_bytes + int(slot[0]) * state.unit_bytes
+    storage.device.arena.bytes[first : first + state.unit_bytes] = 0x5A
+    storage.abandon(step, may_have_run=True)
+    with pytest.raises(StorageError, match="may have changed their states"):
+        storage.prepare_step([again], [1])
+    (same,) = storage.retract_to_host([again])
+    assert same is backup
+    (again,) = restored(storage, same)
+    toy.request_of_row = {again: 1}
+    next_reads(storage, toy, again, 1, 1)
+    step = storage.prepare_step([again], [1])
+    assert isinstance(step, PreparedStep)
+    storage.launch_forward(step)
+    storage.abandon(step, may_have_run=True)
+    with pytest.raises(StorageError, match="may have changed their states"):
+        storage.retract_to_host([again])
+    storage.retract([again])
     storage.verify_idle()
 
 
@@ -576,8 +778,11 @@ def test_a_copy_that_fails_leaves_nothing_held_and_nothing_lost(fails_at: int) -
     next_reads(storage, toy, row, 7)
     before = storage.statistics()
     device.fails_at = fails_at
-    with pytest.raises(RuntimeError, match="fallen off the bus"):
+    with pytest.raises(RuntimeError, match="fallen off the bus") as failed:
         storage.retract_to_host([row])
+    assert isinstance(failed.value, HostMemoryError) == (fails_at == 0), (
+        "a caller may do without memory, not without copies"
+    )
     device.fails_at = None
     assert storage.statistics() == before
     next_reads(storage, toy, row, 1)

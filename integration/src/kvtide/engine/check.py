@@ -13,7 +13,8 @@ import torch
 from transformers import PreTrainedModel
 
 from kvtide.engine.batch import ForwardBatch, inputs_of_host
-from kvtide.engine.loop import RanForward, Request
+from kvtide.engine.loop import RanForward
+from kvtide.engine.requests import Request
 from kvtide.engine.runner import ModelRunner, attention_implementation
 from kvtide.engine.shared_replay import SharedPlainStore
 from kvtide.engine.stores import PlainStore

@@ -30,11 +30,12 @@ from kvtide.engine.check import (
 )
 from kvtide.engine.declare import with_checkpoints
 from kvtide.engine.forwards import ForwardQueue, ModelledForwards
-from kvtide.engine.loop import Request, ServeResult, StepObserver, StepReport, serve
+from kvtide.engine.loop import ServeResult, StepObserver, StepReport, serve
 from kvtide.engine.modelled_device import ModelledTensorDevice
 from kvtide.engine.models import RANDOM_VOCABULARY, DemoModel
 from kvtide.engine.overlap import serve_overlapped
 from kvtide.engine.picture import ArenaFrame, capture, draw
+from kvtide.engine.requests import Request
 from kvtide.engine.runner import Hook, ModelRunner
 from kvtide.engine.static_split import Held, average_split, peaks, requests_held
 from kvtide.engine.workload import (

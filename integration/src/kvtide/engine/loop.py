@@ -10,8 +10,8 @@ Each step:
 
 Admission promises every peak, so no step of an admitted request is refused. Over a storage that overcommits one may be: then the
 newest request that was promised less than its whole output is retracted and waits at the head of the queue. Its memory is kept on the
-host, and it goes on where it was. One whose state an aborted launch may have changed computes what it had again. Tokens are chosen
-greedily. The rows of a batch are ordered by row number, which is reused: it says nothing about who came first.
+host, and it goes on where it was. One whose state an aborted launch may have changed, or for which the host has no memory, computes what
+it had again, in no more memory than it was admitted for. Tokens are chosen greedily. The rows of a batch are ordered by row number, which is reused: it says nothing about who came first.
 """
 
 from __future__ import annotations
@@ -20,15 +20,18 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import attrs
+import structlog
 import torch
 
 from kvtide.engine.batch import ForwardBatch, Padding
 from kvtide.engine.errors import EngineError
-from kvtide.engine.origins import KeptOrigins, Origins, RowOrigins
+from kvtide.engine.origins import Origins, RowOrigins
+from kvtide.engine.requests import Request, RunningRequest, checked
 from kvtide.engine.runner import ModelRunner
 from kvtide.engine.stores import ArenaStore
 from kvtide.storage import (
     AdmissionRefusal,
+    HostMemoryError,
     KVStorage,
     PreparedStep,
     PromiseRefusal,
@@ -36,40 +39,10 @@ from kvtide.storage import (
     RowBackup,
 )
 
+log = structlog.get_logger(__name__)
+
 NO_TOKEN = -1
 """Of a row whose forward chose none."""
-
-
-@attrs.frozen(kw_only=True)
-class Request:
-    """What a client asks for."""
-
-    request_id: str
-    """Unique among the requests of one run."""
-
-    prompt: tuple[int, ...]
-    """Token ids; at least one."""
-
-    output_tokens: int
-    """Tokens to generate; fewer only where a stop sequence comes before."""
-
-    arrival_step: int = 0
-    """Step of the loop from which on it waits for admission."""
-
-    stops: tuple[tuple[int, ...], ...] = ()
-    """Token sequences behind any of which it ends; they stay in the output."""
-
-    extra_key: str | None = None
-    """An adapter, a salt: it shares prefixes with requests of the same one only."""
-
-    cancelled_step: int | None = None
-    """Step of the loop at which its client goes away, if it has not ended."""
-
-    def is_complete(self, tokens: Sequence[int]) -> bool:
-        """Whether it ends with these tokens generated."""
-        return len(tokens) == self.output_tokens or any(
-            tuple(tokens[-len(stop) :]) == stop for stop in self.stops
-        )
 
 
 @attrs.frozen(eq=False)
@@ -143,56 +116,6 @@ def serve(
     Raises `EngineError` for two requests of one id, an empty prompt, an empty stop sequence, or an output of no token.
     """
     return SchedulerLoop(runner, storage, chunk_tokens, checked(requests)).run(observe)
-
-
-@attrs.define(eq=False)
-class RunningRequest:
-    """A request that has been admitted, until it is over."""
-
-    request: Request
-    """What was asked for."""
-
-    row: int
-    """Its row, unless it is retracted."""
-
-    written_tokens: int = 0
-    """Tokens that its forwards have written, those in flight among them."""
-
-    recomputed: tuple[int, ...] = ()
-    """Generated before it was retracted without a backup: they come behind its prompt, as if they were a part of it."""
-
-    tokens: list[int] = attrs.field(factory=list)
-    """Generated, as far as the host knows."""
-
-    chosen_tokens: int = 0
-    """Generated, those of forwards in flight among them."""
-
-    is_over: bool = False
-    """Nobody waits for its tokens."""
-
-    is_retracted: bool = False
-    """It has no row."""
-
-    backup: RowBackup | None = None
-    """Its memory while it has none, where it is kept."""
-
-    kept_origins: KeptOrigins | None = None
-    """What the log of a run that shares prefixes says of that."""
-
-    @property
-    def prompt(self) -> tuple[int, ...]:
-        """What it prefills."""
-        return self.request.prompt + self.recomputed
-
-    @property
-    def is_prefilling(self) -> bool:
-        """Whether some of its prompt is in no forward yet."""
-        return self.written_tokens < len(self.request.prompt) + len(self.recomputed)
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether all its tokens are known."""
-        return self.request.is_complete(self.tokens)
 
 
 class SchedulerLoop:
@@ -269,17 +192,25 @@ class SchedulerLoop:
             self._waiting.popleft()
             self._retracted.pop(request.request_id, None)
             if isinstance(admitted, AdmissionRefusal):
+                if had is not None:
+                    raise EngineError(
+                        f"request {request.request_id!r} was retracted with {len(had.tokens)} generated tokens, and cannot go on: {admitted}"
+                    )
                 self._rejected[request.request_id] = str(admitted)
             else:
                 self._running.append(admitted)
 
     def _begin(self, request: Request, had: RunningRequest | None) -> RunningRequest | AdmissionRefusal:
-        """With nothing, or, if it has been retracted without a backup, with what it `had` generated as a part of its prompt."""
+        """With nothing, or, if it has been retracted without a backup, with what it `had` generated behind its prompt."""
         recomputed = () if had is None else tuple(had.tokens)
-        prompt, shares = request.prompt + recomputed, self._storage.shares_prefixes
+        known, shares = request.prompt + recomputed, self._storage.shares_prefixes
+        total = len(request.prompt) + request.output_tokens
+        # In chunks of a longer prompt it may need more memory than it was admitted for. Then it is admitted for that once more.
+        is_prompt = self._storage.arrival_refusal(len(known), total - len(known)) is None
+        prompt = known if is_prompt else request.prompt
         rows = self._storage.admit(
             [len(prompt)],
-            [request.output_tokens - len(recomputed)],
+            [total - len(prompt)],
             whole=had is not None,
             prompts=[prompt] if shares else None,
             extra_keys=[request.extra_key] if shares else None,
@@ -315,9 +246,11 @@ class SchedulerLoop:
             self._forward([running], [self._next_chunk(running)])
 
     def _next_chunk(self, running: RunningRequest) -> tuple[int, ...]:
-        """Token ids of its next prefill forward."""
+        """Token ids of its next prefill forward; what is output to the storage is computed as it was the first time, token by token."""
         start = running.written_tokens
-        return running.prompt[start : start + self._storage.chunk_tokens(running.row, self._chunk_tokens)]
+        is_output = start >= self._storage.requests.prompts[running.row]
+        count = 1 if is_output else self._storage.chunk_tokens(running.row, self._chunk_tokens)
+        return running.prompt[start : start + count]
 
     def _decode(self) -> None:
         decoding = [
@@ -398,13 +331,18 @@ class SchedulerLoop:
         return step
 
     def _retract(self, running: RunningRequest, *, is_whole: bool = True) -> None:
-        """Take its row away; what it had is kept, unless its state is lost: then it is not `is_whole`."""
+        """Take its row away; what it had is kept, unless its state is lost, so that it is not `is_whole`, or the host has no memory."""
+        storage, row = self._storage, running.row
         if is_whole:
-            if self._origins is not None:
-                running.kept_origins = self._origins.retracted(running.row)
-            (running.backup,) = self._storage.retract_to_host([running.row])
-        else:
-            self._storage.retract([running.row])
+            kept_origins = None if self._origins is None else self._origins.retracted(row)
+            try:
+                (running.backup,) = storage.retract_to_host([row])
+                running.kept_origins = kept_origins
+            except HostMemoryError as error:
+                log.warning("engine.no_backup", request=running.request.request_id, reason=str(error))
+                is_whole = False
+        if not is_whole:
+            storage.retract([row])
         running.is_retracted = True
         self._running.remove(running)
         self._retracted[running.request.request_id] = running
@@ -417,23 +355,3 @@ class SchedulerLoop:
             running=tuple(running.request.request_id for running in self._running),
             finished=tuple(running.request.request_id for running in finished),
         )
-
-
-def checked(requests: Iterable[Request]) -> list[Request]:
-    """`requests`, or an `EngineError` for what no loop can serve."""
-    every_request = list(requests)
-    seen: set[str] = set()
-    for request in every_request:
-        if request.request_id in seen:
-            raise EngineError(f"two requests have the id {request.request_id!r}")
-        seen.add(request.request_id)
-        if not request.prompt or request.output_tokens < 1:
-            raise EngineError(
-                f"request {request.request_id!r} has {len(request.prompt)} prompt tokens and asks for "
-                f"{request.output_tokens}: it needs at least one of each"
-            )
-        if () in request.stops:
-            raise EngineError(
-                f"request {request.request_id!r} has an empty stop sequence, which every output ends with"
-            )
-    return every_request

@@ -9,6 +9,10 @@ another's, and that part of N + 1's result is dropped.
 
 Each step launches one forward: a prefill chunk and a decode batch in turn, where there are both. Where nothing can be launched
 before the result in flight is known, that is processed early; behind it, and at idle, holes are closed.
+
+A launch that finds no room for its activations beside the forward in flight is tried again behind that. If it has changed states or row
+state, it cannot begin where it began: its requests are retracted without a backup, and until they are over no forward is launched beside
+another. So a request is retracted for that once at most, and what fails beside nothing ends the run.
 """
 
 from __future__ import annotations
@@ -23,16 +27,9 @@ from kvtide.engine.batch import FUTURE_TOKEN, ForwardBatch
 from kvtide.engine.decode_buffers import DecodeBuffers
 from kvtide.engine.errors import EngineError
 from kvtide.engine.forwards import ForwardQueue, ForwardResult, LaunchedForward
-from kvtide.engine.loop import (
-    RanForward,
-    Request,
-    RunningRequest,
-    SchedulerLoop,
-    ServeResult,
-    StepObserver,
-    checked,
-)
+from kvtide.engine.loop import RanForward, SchedulerLoop, ServeResult, StepObserver
 from kvtide.engine.origins import RowOrigins
+from kvtide.engine.requests import Request, RunningRequest, checked
 from kvtide.engine.runner import Hook, ModelRunner
 from kvtide.storage import KVStorage, PreparedStep
 
@@ -90,6 +87,8 @@ class OverlapLoop(SchedulerLoop):
         self._buffers = DecodeBuffers(storage) if runner.hook is Hook.PAGES else None
         self._flying: deque[_Flying] = deque()
         self._last_was_prefill = False
+        self._spoilt: set[str] = set()
+        """Requests not over whose states a launch without room has changed."""
 
     def run(self, observe: StepObserver | None) -> ServeResult:
         """Serve every request to its end."""
@@ -120,7 +119,10 @@ class OverlapLoop(SchedulerLoop):
     # ── launching ──
 
     def _launch_next(self) -> bool:
-        """Launch a prefill chunk or a decode batch; false where there is none, or it was given up for want of memory."""
+        """Launch a prefill chunk or a decode batch; false where there is none for now, or it was given up for want of memory."""
+        self._spoilt -= self._tokens.keys() | self._cancelled.keys() if self._spoilt else set()
+        if self._flying and self._spoilt:
+            return False
         prefilling = next((one for one in self._running if one.is_prefilling), None)
         decoding = [
             one
@@ -164,13 +166,14 @@ class OverlapLoop(SchedulerLoop):
         try:
             read_ends = self._queue.launch(forward, step)
         except torch.OutOfMemoryError:
-            # What is in flight holds activations; without them there may be room.
+            # What is in flight holds activations; without them there may be room. Without anything in flight there will be no more.
             storage.abandon(step, may_have_run=forward.has_changed_rows)
             if not self._flying:
                 raise
             if forward.has_changed_rows:
                 for one in reversed(running):
                     self._retract(one, is_whole=False)
+                self._spoilt.update(batch.request_ids)
             return False
         except BaseException:
             storage.abandon(step, may_have_run=True)

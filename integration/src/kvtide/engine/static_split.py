@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import attrs
 
-from kvtide.engine.loop import Request
+from kvtide.engine.requests import Request
 from kvtide.plan import ArenaLayout, KVStoragePlan
 from kvtide.sizing import ServingPolicy, request_demand
 

@@ -12,8 +12,8 @@ import numpy as np
 
 from kvtide.arena import SCRATCH_BYTES
 from kvtide.engine.attention import CHUNK_READS
-from kvtide.engine.loop import Request
 from kvtide.engine.prompts import FOLLOW_UPS, PROMPTS
+from kvtide.engine.requests import Request
 from kvtide.plan import KVStoragePlan, lay_out, pack
 from kvtide.sizing import ID_BYTES, ROW_STATE_BYTES, ServingPolicy, mirror_lengths, request_demand
 

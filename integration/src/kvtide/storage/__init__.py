@@ -9,7 +9,7 @@ shares prefixes, rows that are admitted with their prompts begin with what other
 from kvtide.chain import Refusal, TakeRefusal
 from kvtide.storage.backups import RowBackup
 from kvtide.storage.build import build_kv_storage
-from kvtide.storage.errors import StorageError
+from kvtide.storage.errors import HostMemoryError, StorageError
 from kvtide.storage.forward_ids import ForwardIds, ForwardStateSlots, UnresolvedIds
 from kvtide.storage.overcommit import Overcommit
 from kvtide.storage.prefix_cache import PrefixCache
@@ -45,6 +45,7 @@ __all__ = [
     "EvictionPolicy",
     "ForwardIds",
     "ForwardStateSlots",
+    "HostMemoryError",
     "KVStorage",
     "LeastRecentlyUsed",
     "Overcommit",

@@ -301,26 +301,36 @@ class ChainPrefillBudget:
         Each is priced as the arrival of what it had, from where it goes on (ADR 3); one that still prefills as if it began anew, in
         chunks of `chunk_tokens`, or in the shortest where nothing will free.
         """
-        prices, everything, waits_for = self._prices, slice(len(prompts)), self._waits_for()
-        least = self._sized.least_chunk_tokens
+        sized, prices, waits_for = self._sized, self._prices, self._waits_for()
+        least, count, free_count = sized.least_chunk_tokens, len(prompts), self._requests.free_count
+        everything = slice(count)
 
         def demands(part: slice, chunk: int) -> tuple[KVDemand, ...]:
             return prices.restored(prompts[part], outputs[part], written[part], chunk)
 
+        def fits_alone(part: slice) -> bool:
+            return len(prompts[part]) <= sized.max_running_requests and prices.packs(demands(part, least))
+
         def fits(part: slice, chunk: int) -> bool:
             return self._promises.has_room(prices.total(demands(part, chunk)))
+
+        def rows(free: int) -> str:
+            return f"{count} backups need as many rows; {free} of {sized.max_running_requests} are free"
+
+        def never(part: slice) -> str:
+            if len(prompts[part]) > sized.max_running_requests:
+                return rows(sized.max_running_requests)
+            return f"{prices.does_not_fit(demands(part, least), least)}, not even in an empty arena"
 
         def beside(part: slice, chunk: int) -> str:
             return f"{prices.does_not_fit(demands(part, chunk), chunk)} {self._promises.beside()}"
 
         chunks = [chunk_tokens] if waits_for else [chunk_tokens, least]
-        if len(prompts) > self._requests.free_count:
-            refusal = AdmissionRefusal(
-                rule=f"{len(prompts)} backups need as many rows; {self._requests.free_count} of {self._sized.max_running_requests} "
-                "are free",
-                waits_for=waits_for,
-                first_that_fit=None if waits_for else self._requests.free_count,
-            )
+        # One by itself was asked about when it arrived.
+        if count > 1 and not fits_alone(everything):
+            refusal = self._refuse_some(count, fits_alone, never)
+        elif count > free_count:
+            refusal = AdmissionRefusal(rule=rows(free_count), waits_for=waits_for)
         elif (chunk := next((chunk for chunk in chunks if fits(everything, chunk)), None)) is not None:
             return Promise(
                 chunk_limit=chunk, output_tokens=tuple(outputs), demands=demands(everything, chunk)
@@ -332,7 +342,7 @@ class ChainPrefillBudget:
             )
         else:
             refusal = self._refuse_some(
-                len(prompts),
+                count,
                 lambda part: fits(part, least),
                 lambda part: f"{beside(part, least)}; nothing is going to free any",
             )

@@ -11,12 +11,12 @@ state; whoever owns them, so pages that are shared are copied too. What counts i
 though the host may not have seen its result: its token comes with the row state. A restored row owns all of its pages, and shares none
 with the prefix tree. Ids are translated when the copy is submitted; from then on it is of those bytes, wherever units move.
 
-Nothing waits on the host. A backup may be restored before its own copy has finished: the copy stream does one behind the other.
+Nothing waits on the host, but for memory where none is pinned yet. A backup may be restored before its own copy has finished: the copy stream does one behind the other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import attrs
@@ -31,7 +31,7 @@ from kvtide.ledger import Access
 from kvtide.plan import ALIGNMENT_BYTES, BandLayout, SubPoolKind
 from kvtide.sizing import ROW_STATE_BYTES, SizedPlan
 from kvtide.storage.admission import ChainPrefillBudget, Promise
-from kvtide.storage.errors import StorageError
+from kvtide.storage.errors import HostMemoryError, StorageError
 from kvtide.storage.evicting_takes import EvictingTakes
 from kvtide.storage.host_copies import HostCopies
 from kvtide.storage.prefix_sharing import PrefixSharing
@@ -158,15 +158,16 @@ class Backups:
     # ── backing up ──
 
     def back_up(self, rows: IntArray) -> tuple[RowBackup, ...]:
-        """Queue copies of all that rows hold, which are then to be released; raises `StorageError` for rows that are not whole.
+        """Queue copies of all that rows hold, which are then to be released; raises `StorageError` for rows that are not whole, and
+        `HostMemoryError`.
 
         Whatever is raised, rows and bytes are as before.
         """
-        self._check_whole(rows)
-        # What is still to be brought back is what was kept: no forward has touched it.
+        # Restored, and no forward since that was recorded: whatever a launch has left in its units, what they came from is still whole.
         known = {
             row: kept for row in rows.tolist() if isinstance(kept := self._row_resets.kept(row), RowBackup)
         }
+        self._check_whole(rows, known.keys())
         planned = {row: self._plan(row) for row in rows.tolist() if row not in known}
         units = {row: self._held_units(row, backup) for row, backup in planned.items()}
         if planned:
@@ -189,19 +190,20 @@ class Backups:
         copied = sum(backup.byte_count for backup in planned.values())
         self._bytes_out += copied
         log.info("storage.backed_up", rows=rows.tolist(), bytes=copied)
-        return tuple((known | planned)[row] for row in rows.tolist())
+        backups = known | planned
+        return tuple(backups[row] for row in rows.tolist())
 
-    def _check_whole(self, rows: IntArray) -> None:
+    def _check_whole(self, rows: IntArray, known: Container[int]) -> None:
         requests = self._requests
         held = rows[requests.prepared[rows] != requests.recorded[rows]]
         if len(held):
             raise StorageError(
                 f"cannot back up rows {held.tolist()}: a step of theirs was neither recorded nor abandoned; abandon it first"
             )
-        lost = rows[requests.state_is_lost[rows]]
-        if len(lost):
+        lost = [row for row in rows[requests.state_is_lost[rows]].tolist() if row not in known]
+        if lost:
             raise StorageError(
-                f"cannot back up rows {lost.tolist()}: the forward of an aborted launch may have changed their states; retract them "
+                f"cannot back up rows {lost}: the forward of an aborted launch may have changed their states; retract them "
                 "without a backup"
             )
 
@@ -230,9 +232,17 @@ class Backups:
             checkpoint_length=checkpoint,
             pages=pages,
             slot_count=slots,
-            memory=self._device.allocate_host(byte_count),
+            memory=self._host_memory(row, byte_count),
             storage=self,
         )
+
+    def _host_memory(self, row: int, byte_count: int) -> HostMemory:
+        try:
+            return self._device.allocate_host(byte_count)
+        except (RuntimeError, MemoryError) as error:
+            raise HostMemoryError(
+                f"no {byte_count} bytes of host memory for a backup of row {row}; retract it without one, or free some: {error}"
+            ) from error
 
     def _held_units(self, row: int, backup: RowBackup) -> dict[str, IntArray]:
         """Virtual units of what a backup keeps of a row, by band."""

@@ -127,8 +127,8 @@ class Launches:
             self._steps.forward_aborted(step.launch)
             self.aborted_count += 1
             requests.state_in_doubt[rows] = True
-            if may_have_run and (requests.state_slots[rows] >= 0).any():
-                requests.state_is_lost[rows] = True
+            # Without a state band too: what has run may have advanced the row state.
+            requests.state_is_lost[rows] |= may_have_run
             log.info("storage.launch_aborted", rows=step.rows.tolist(), may_have_run=may_have_run)
         if step.beginnings is not None:
             self._row_resets.give_back(step.beginnings)

@@ -90,13 +90,17 @@ class Prices:
 
     # ── in an empty arena ──
 
+    def packs(self, demands: Sequence[KVDemand]) -> bool:
+        """Whether an arena that holds nothing else holds all of these at their peaks."""
+        return pack(self._sized.layout, self.total(demands).tolist()) is not None
+
     def fits_alone(self, prompts: Sequence[int], outputs: Sequence[int], chunk: int) -> bool:
         """Whether a storage that holds nothing else serves them together, in chunks of `chunk` tokens, to their ends."""
         lengths = [prompt + output for prompt, output in zip(prompts, outputs, strict=True)]
         return (
             len(lengths) <= self._sized.max_running_requests
             and max(lengths, default=0) <= self._sized.max_context_tokens
-            and self._packs(self.demands(prompts, outputs, chunk))
+            and self.packs(self.demands(prompts, outputs, chunk))
             and self._fits_recomputed([length - 1 for length in lengths])
         )
 
@@ -166,12 +170,9 @@ class Prices:
     def _fits_recomputed(self, written_tokens: Sequence[int]) -> bool:
         """Whether requests that write so many tokens fit alone wherever they are retracted: what they had generated is prompt then."""
         least = self._sized.least_chunk_tokens
-        return not self._recomputes or self._packs(
+        return not self._recomputes or self.packs(
             [self._sized.context_demand(tokens, chunk_tokens=least) for tokens in written_tokens]
         )
-
-    def _packs(self, demands: Sequence[KVDemand]) -> bool:
-        return pack(self._sized.layout, self.total(demands).tolist()) is not None
 
 
 def longest(fits: Callable[[int], bool], least: int, most: int) -> int | None:

@@ -51,7 +51,7 @@ class RequestTable:
         self.state_in_doubt: npt.NDArray[np.bool_] = np.zeros(row_count, np.bool_)
         """Whether a launch of the row was aborted since its last recorded forward: its state goes to nobody else meanwhile."""
         self.state_is_lost: npt.NDArray[np.bool_] = np.zeros(row_count, np.bool_)
-        """Whether work of such a launch may have changed the state that the next forward would start from: there is none."""
+        """Whether work of such a launch may have changed the state, or row state, that the next forward would start from: there is none."""
         self.generations: IntArray = np.zeros(row_count, np.int64)
         """Requests the row has served; tells a step's request from a later one."""
         self._live: npt.NDArray[np.bool_] = np.zeros(row_count, np.bool_)

@@ -159,23 +159,24 @@ def check_turn(requests: RequestTable, rows: IntArray, starts: IntArray) -> None
 
 
 def check_checkpoints(
-    requests: RequestTable, rows: IntArray, lengths: IntArray, grid_tokens: int | None
+    requests: RequestTable,
+    rows: IntArray,
+    lengths: IntArray,
+    grid_tokens: int | None,
+    *,
+    earliest: IntArray,
 ) -> None:
-    """Raise `StorageError` unless row `rows[i]` may have its latest checkpoint at `lengths[i]`, on a grid."""
+    """Raise `StorageError` unless row `rows[i]` may have its latest checkpoint at `lengths[i]`, on a grid, from `earliest[i]` on."""
     if grid_tokens is None:
         raise StorageError(
             "cannot note checkpoints: the policy keeps none on a grid, so nothing is priced that a hit would read"
         )
     if rows.shape != lengths.shape:
         raise StorageError(f"cannot note checkpoints of {len(rows)} rows at {len(lengths)} lengths")
-    is_wrong = (
-        (lengths % grid_tokens != 0)
-        | (lengths > requests.recorded[rows])
-        | (lengths < requests.checkpoint_lengths[rows])
-    )
+    is_wrong = (lengths % grid_tokens != 0) | (lengths > requests.recorded[rows]) | (lengths < earliest)
     if is_wrong.any():
         raise StorageError(
             f"cannot note checkpoints of rows {rows[is_wrong].tolist()} at {lengths[is_wrong].tolist()} tokens: they lie on the "
             f"grid of {grid_tokens} tokens, no further than recorded forwards reach, {requests.recorded[rows[is_wrong]].tolist()}, and "
-            f"no earlier than {requests.checkpoint_lengths[rows[is_wrong]].tolist()}"
+            f"no earlier than {earliest[is_wrong].tolist()}"
         )

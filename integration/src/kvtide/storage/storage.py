@@ -28,7 +28,8 @@ over is released, while N + 1 runs:
 
 What is promised, and so who is admitted, waits or is turned away: `kvtide.storage.admission`. What a step takes and what windows
 give up: `kvtide.storage.row_units`. What rows share: `kvtide.storage.prefix_sharing`. What is kept of retracted ones:
-`kvtide.storage.backups`. No verb makes the host wait. Rows and counts are int64 arrays, or what NumPy makes of them without
+`kvtide.storage.backups`. No verb makes the host wait for the device; `retract_to_host` takes memory that the host pins for it, which
+takes its time where none is left from backups before, and may hold the device up. Rows and counts are int64 arrays, or what NumPy makes of them without
 rounding; a verb acts on all of them at once, or raises `StorageError` (or `InvariantError`, for a hook that was skipped) before it
 changes anything.
 """
@@ -37,6 +38,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
+import numpy as np
 import numpy.typing as npt
 import structlog
 
@@ -57,6 +59,7 @@ from kvtide.storage.prefix_cache import PrefixCache
 from kvtide.storage.prefix_sharing import SharingObserver
 from kvtide.storage.read_ends import SharedReadEnds
 from kvtide.storage.refusals import AdmissionRefusal, PromiseRefusal
+from kvtide.storage.requests import NO_CHECKPOINT
 from kvtide.storage.statistics import StorageStatistics
 from kvtide.storage.steps import (
     PreparedStep,
@@ -256,10 +259,12 @@ class KVStorage:
         chunk depends on where it ends. Work that was queued for the step may still run: the schedule stream waits for the forward stream
         as it is now, so nothing moves or is zeroed under that work.
 
-        Entries that such work has written of tokens are written again by the next try; a *state* that it has changed is gone. Say
-        `may_have_run` where a layer of the model may have been queued: rows with state then have no further step, and are to be retracted
-        or released; a retracted one starts again from its last checkpoint, or from nothing. Without it the caller answers for it that
-        no state was changed, and the step can be prepared again. Either way no state goes to others before another forward is recorded.
+        Entries that such work has written of tokens are written again by the next try; a *state* that it has changed is gone, and so is
+        the row state that it has advanced. Say `may_have_run` where either may be: the rows then have no further step, and are to be
+        retracted or released; a retracted one starts again from its last checkpoint, or from nothing. One that was restored, and had no
+        forward since, still has the backup that it came from, whole: `retract_to_host` gives it. Without `may_have_run` the caller answers
+        for it that nothing but entries was written, and the step can be prepared again. Either way no state goes to others before another
+        forward is recorded.
         """
         self._launches.abandon(step, may_have_run=may_have_run)
 
@@ -267,13 +272,20 @@ class KVStorage:
         """Note that the latest checkpoint of row `rows[i]` lies at `lengths[i]` tokens: its windows keep what a hit there reads.
 
         Admission prices each checkpoint as taken by the time the forward that reaches it is advanced over, so call it before that
-        `advance`. Raises `StorageError` without a policy that keeps checkpoints on a grid, and for a length that is off the grid,
-        not reached by a forward, or before the one noted last.
+        `advance`. Rows whose hits are the tree's need no note, and one of them changes nothing: those that share prefixes, and those that
+        did before they were restored. Raises `StorageError` without a policy that keeps checkpoints on a grid, and for a length that is off
+        the grid, not reached by a forward, or before the one noted last.
         """
         rows, lengths = whole_numbers("rows", rows), whole_numbers("lengths", lengths)
         self.requests.check_live(rows, "note checkpoints of")
-        check_checkpoints(self.requests, rows, lengths, self._grid)
-        self.requests.checkpoint_lengths[rows] = lengths
+        checkpoints, sharing = self.requests.checkpoint_lengths[rows], self._sharing
+        is_noted = checkpoints != NO_CHECKPOINT
+        if sharing is not None:
+            is_noted &= np.array([not sharing.shares(row) for row in rows.tolist()], np.bool_)
+        check_checkpoints(
+            self.requests, rows, lengths, self._grid, earliest=np.where(is_noted, checkpoints, 0)
+        )
+        self.requests.checkpoint_lengths[rows[is_noted]] = lengths[is_noted]
 
     def advance(self, step: PreparedStep, chosen: npt.ArrayLike | None = None) -> None:
         """Count the tokens of a processed step as written, and retire window pages that fell behind.
@@ -320,7 +332,9 @@ class KVStorage:
         """Take the memory of running requests away, as `release` does, so that others go on; they are queued again.
 
         A retracted request is admitted anew with its prompt and what it has generated as the prompt, and with `whole`: it recomputes
-        its entries, and is not retracted again. `retract_to_host` spares it that.
+        its entries, and is not retracted again. That this fits alone is promised under `Overcommit` only; elsewhere chunks of the longer
+        prompt may need more than its output did (`arrival_refusal`), and what it was admitted for at first fits: its own prompt and all of
+        its output, of which what is known is computed token by token. `retract_to_host` spares it both.
         """
         rows = whole_numbers("rows", rows)
         self.release(rows)
@@ -334,8 +348,8 @@ class KVStorage:
         leaves the row alone then, the token that it chose is the request's all the same. The copies run beside forwards and moves,
         behind what has been queued; nobody waits, and what the rows held may be handed out at once.
 
-        Raises `StorageError` for a row with a step that is neither recorded nor abandoned, or whose state is lost (`abandon`), and what
-        torch does where the host has no memory for it; the rows are then as they were.
+        Raises `StorageError` for a row with a step that is neither recorded nor abandoned, or whose state is lost (`abandon`)
+        and is not that of a backup still to be brought back, and `HostMemoryError` where the host has no memory for it; the rows are then as they were, and can be retracted without a backup.
         """
         rows = whole_numbers("rows", rows)
         self.requests.check_live(rows, "back up")

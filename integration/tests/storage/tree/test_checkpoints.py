@@ -463,14 +463,23 @@ def test_a_row_whose_state_an_aborted_launch_may_have_changed_computes_nothing_f
 
 
 @pytest.mark.requirement("K1")
-def test_a_model_without_states_tries_any_aborted_launch_again() -> None:
-    """Whatever was written of its tokens is written once more."""
+def test_a_launch_that_has_written_nothing_but_entries_is_tried_again() -> None:
+    """Whatever was written of its tokens is written once more. What a model without states may leave changed is the row state."""
     storage = shared_storage(plan_of(FullLifetime()), 1 << 14, CheckpointStrategy.EXTRA_BUFFER, overlap=False)
+    row = admitted(storage, list(range(9)), 1)
+    for may_have_run in (False, True):
+        step = storage.prepare_step([row], [8])
+        assert isinstance(step, PreparedStep)
+        storage.launch_forward(step)
+        storage.abandon(step, may_have_run=may_have_run)
+    with pytest.raises(StorageError, match=rf"rows \[{row}\]: the forward of an aborted launch.*retract"):
+        storage.prepare_step([row], [8])
+    storage.release([row])
     row = admitted(storage, list(range(9)), 1)
     step = storage.prepare_step([row], [8])
     assert isinstance(step, PreparedStep)
     storage.launch_forward(step)
-    storage.abandon(step, may_have_run=True)
+    storage.abandon(step)
     advanced(storage, recorded(storage, row, 8))
     storage.release([row])
     assert int(storage.requests.cached_tokens[admitted(storage, list(range(9)), 1)]) == 8
