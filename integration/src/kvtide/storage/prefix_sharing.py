@@ -188,13 +188,16 @@ class PrefixSharing:
         """Where a chunk that may reach from `start` to `end`, not past the prompt, is to end, so that its windows and state serve others.
 
         On the last point of the grid before `end`; before that where the prompt parts from what the tree knows, if no hit reached there:
-        behind it windows would retire, and the state advance, past what both prompts have.
+        behind it windows would retire, and the state advance, past what both prompts have. At `start` where checkpoints lie on a grid and
+        no chunk of so few tokens may end: off the grid ends a prompt's last one alone.
         """
         grid = self._page_tokens if self._grid is None else self._grid
         branch = int(self._rows.branches[row]) // grid * grid
         if start < branch < end:
             return branch
         last = end // grid * grid
+        if self._grid is not None and end < self._requests.prompts[row]:
+            return max(start, last)
         return last if (self._has_state or self._grid is not None) and last > start else end
 
     def recorded(self, rows: IntArray, ends: IntArray) -> None:

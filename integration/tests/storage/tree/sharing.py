@@ -245,7 +245,9 @@ class SharingWorld:
         ]
         if prefilling and (not decoding or self.random.random() < 0.6):
             chosen = prefilling[:1]
-            counts = [self.storage.chunk_tokens(chosen[0].row, self.random.choice((CHUNK, CHUNK, 4)))]
+            # A budget below the grid leaves no chunk but a prompt's last; the scheduler waits until it can give more.
+            few = self.storage.chunk_tokens(chosen[0].row, self.random.choice((CHUNK, CHUNK, 3)))
+            counts = [few or self.storage.chunk_tokens(chosen[0].row, 4)]
         elif decoding:
             chosen = [client for client in decoding if self.random.random() < 0.8] or decoding
             counts = [1] * len(chosen)
