@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from kvtide.plan import FullLifetime
 from kvtide.sizing import CheckpointStrategy
 from kvtide.storage import AdmissionRefusal
 
+from .served import plan_of
 from .sharing import shared_storage
 from .test_checkpoints import GRID, STATEFUL, admitted, advanced, recorded
 
@@ -22,5 +24,21 @@ def test_a_budget_below_the_grid_has_no_chunk_but_a_prompts_last() -> None:
         advanced(storage, recorded(storage, row, GRID))
         assert [storage.chunk_tokens(row, most) for most in (0, 1, 2)] == [0, 0, 2]
         advanced(storage, recorded(storage, row, 2), 50)
+        storage.release([row])
+    storage.verify_idle()
+
+
+@pytest.mark.requirement("K8")
+def test_a_token_that_was_not_told_is_taken_for_none_though_later_ones_are_told() -> None:
+    """Pages are known as far as every token is; what lies behind a gap would be named as what it does not hold."""
+    storage = shared_storage(plan_of(FullLifetime()), 1 << 12, CheckpointStrategy.EXTRA_BUFFER, overlap=False)
+    row = admitted(storage, [1, 2], 6)
+    for count, chosen in ((2, -1), (1, 7), (1, 8), (1, 9)):
+        advanced(storage, recorded(storage, row, count), chosen)
+    storage.release([row])
+    # Whatever an untold token is kept as, it was none of these.
+    for untold in (0, -1, 7):
+        row = admitted(storage, [1, 2, untold, 7, 8, 9], 1)
+        assert storage.requests.cached_tokens[row] == 2
         storage.release([row])
     storage.verify_idle()
