@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kvtide.plan import FullLifetime
-from kvtide.sizing import CheckpointStrategy
+from kvtide.plan import FullLifetime, WindowLifetime
+from kvtide.sizing import CheckpointStrategy, ServingPolicy
 from kvtide.storage import AdmissionRefusal
 
 from .served import plan_of
@@ -41,4 +41,27 @@ def test_a_token_that_was_not_told_is_taken_for_none_though_later_ones_are_told(
         row = admitted(storage, [1, 2, untold, 7, 8, 9], 1)
         assert storage.requests.cached_tokens[row] == 2
         storage.release([row])
+    storage.verify_idle()
+
+
+@pytest.mark.requirement("K8", "S5")
+def test_while_a_row_runs_its_latest_point_of_the_grid_can_be_hit_whatever_is_evicted() -> None:
+    """That is what a sharing row pays its retention floor for: the window's tail there stays locked though no token of the row reads it."""
+    policy = ServingPolicy(strategy=CheckpointStrategy.EXTRA_BUFFER, checkpoint_interval=GRID)
+    plan = plan_of(FullLifetime(), WindowLifetime(5))
+    storage = shared_storage(plan, 1 << 14, policy.strategy, overlap=False, policy=policy)
+    tokens, hits = list(range(20)), []
+    row = admitted(storage, tokens[:8], 12)
+    assert storage._sharing is not None
+    for length in range(8, 19):
+        advanced(storage, recorded(storage, row, 8 if length == 8 else 1), tokens[length])
+        evictable = storage._sharing.evictable_units()
+        storage._sharing.evict_until(
+            lambda freed, asked=evictable: all(freed[name] >= count for name, count in asked.items())  # type: ignore[misc]
+        )
+        other = admitted(storage, [*tokens[:length], 99], 1)
+        hits.append(int(storage.requests.cached_tokens[other]))
+        storage.release([other])
+    assert hits == [length // GRID * GRID for length in range(8, 19)]
+    storage.release([row])
     storage.verify_idle()
