@@ -138,8 +138,8 @@ def test_the_tree_stands_among_all_that_is_drawn() -> None:
 
 
 @pytest.mark.requirement("X1")
-def test_stress_finds_the_operations_by_entry_point() -> None:
-    """Its name leads to them; where the distribution is installed, so does the installed one."""
+def test_the_entry_point_that_is_declared_leads_to_the_operations() -> None:
+    """Whether what is declared is also installed, so that `kvtide stress` finds it, is for `tools/installed.py` to say, before each run of it."""
     named = tomllib.loads(PROJECT.read_text(encoding="utf-8"))["project"]["entry-points"][OPERATION_GROUP]
     for name, value in named.items():
         point = importlib.metadata.EntryPoint(name, value, OPERATION_GROUP)
