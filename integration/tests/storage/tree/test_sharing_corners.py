@@ -65,3 +65,19 @@ def test_while_a_row_runs_its_latest_point_of_the_grid_can_be_hit_whatever_is_ev
     assert hits == [length // GRID * GRID for length in range(8, 19)]
     storage.release([row])
     storage.verify_idle()
+
+
+@pytest.mark.requirement("K8")
+def test_the_statistics_say_which_band_a_hit_was_lost_to() -> None:
+    """Hit tokens by sub-pool: of six known tokens the pages are there; the window's tail, as the only checkpoint, lies at eight."""
+    storage = shared_storage(STATEFUL, 1 << 14, CheckpointStrategy.EXTRA_BUFFER, overlap=False)
+    first = admitted(storage, list(range(10)), 1)
+    advanced(storage, recorded(storage, first, 8))
+    second = admitted(storage, [*range(7), 99, 99], 1)
+    third = admitted(storage, [*range(8), 99], 1)
+    sharing = storage.statistics().sharing
+    assert sharing is not None
+    assert (sharing.matched_tokens, sharing.hit_tokens) == (6 + 8, 0 + 8)
+    assert sharing.restorable_tokens == {"full": 6 + 8, "window-5": 0 + 8, "state": 0 + 8}
+    storage.release([first, second, third])
+    storage.verify_idle()
