@@ -11,7 +11,8 @@ Each step:
 Admission promises every peak, so no step of an admitted request is refused. Over a storage that overcommits one may be: then the
 newest request that was promised less than its whole output is retracted and waits at the head of the queue. Its memory is kept on the
 host, and it goes on where it was. One whose state an aborted launch may have changed, or for which the host has no memory, computes what
-it had again, in no more memory than it was admitted for. Tokens are chosen greedily. The rows of a batch are ordered by row number, which is reused: it says nothing about who came first.
+it had again, in no more memory than it was admitted for. Tokens are chosen greedily. The rows of a batch are ordered by row number, which
+is reused: it says nothing about who came first.
 """
 
 from __future__ import annotations

@@ -348,8 +348,9 @@ class KVStorage:
         leaves the row alone then, the token that it chose is the request's all the same. The copies run beside forwards and moves,
         behind what has been queued; nobody waits, and what the rows held may be handed out at once.
 
-        Raises `StorageError` for a row with a step that is neither recorded nor abandoned, or whose state is lost (`abandon`)
-        and is not that of a backup still to be brought back, and `HostMemoryError` where the host has no memory for it; the rows are then as they were, and can be retracted without a backup.
+        Raises `StorageError` for a row with a step that is neither recorded nor abandoned, or whose state is lost (`abandon`) and is not
+        that of a backup still to be brought back, and `HostMemoryError` where the host has no memory for it; the rows are then as they
+        were, and can be retracted without a backup.
         """
         rows = whole_numbers("rows", rows)
         self.requests.check_live(rows, "back up")
