@@ -162,8 +162,8 @@ class PrefixSharing:
     ) -> None:
         """Rows were opened with these hits; `slots [rows, …]`: each one's running slot, then its tracking slots."""
         for place, (row, lock, prompt) in enumerate(zip(rows.tolist(), locks, prompts, strict=True)):
-            self._rows.open(row, lock, prompt, self.tree.admitted(lock) * self._page_tokens)
-            self._units.let_go(row, self._rows.recount(row))
+            branch = self.tree.admitted(lock) * self._page_tokens
+            self._units.let_go(row, self._rows.open(row, lock, prompt, branch))
             pages = self.tree.pages(lock)
             if len(pages):
                 row_array, count = np.array([row]), np.array([len(pages)])
