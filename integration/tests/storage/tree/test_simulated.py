@@ -54,7 +54,6 @@ ACTIONS = 200
 MET = {
     ("tree: begin", "with a hit"),
     ("tree: begin", "with a hit, under a forward"),
-    ("tree: begin", "with nothing, evicting, under a forward"),
     ("tree: begin", "refused"),
     ("tree: step", "prepared, evicting"),
     ("tree: step", "prepared, evicting under a forward"),
@@ -184,8 +183,16 @@ def serving(strategy: CheckpointStrategy, *, overlap: bool) -> Scenario:
     raise AssertionError("no seed draws it")
 
 
-def begin(tokens: int, outputs: int) -> Action:
-    numbers = {"tokens": tokens, "outputs": outputs, "text": 0, "key": 0, "whole": 0, "retracts": 0}
+def begin(tokens: int, outputs: int, *, text: int = 0, whole: int = 0) -> Action:
+    """A request; bits of `text` are runs of tokens that differ, with `whole` there must be room for all of its life."""
+    numbers = {
+        "tokens": tokens,
+        "outputs": outputs,
+        "text": text,
+        "key": 0,
+        "whole": whole,
+        "retracts": 0,
+    }
     return Action("tree: begin", numbers)
 
 
@@ -196,6 +203,9 @@ def serve(forwards: int, *, crowds: int = 0, fixes: int = 0) -> Action:
 
 
 END = Action("tree: end", {"requests": 255})
+
+LIFE = (begin(8, 40), *[serve(8)] * 6, END)
+"""A request from its begin to its end, whose checkpoints are the tree's."""
 
 ALWAYS = 255
 STALLING = (
@@ -242,6 +252,48 @@ def test_a_floor_that_waits_for_its_checkpoint_is_noticed(
     assert run.failure is not None
     assert run.failure.check == "capacity_answer"
     assert "of band 'window-6'" in run.failure.message
+
+
+@pytest.mark.requirement("K8", "K9", "X1")
+@pytest.mark.parametrize(("strategy", "overlap"), GRIDS)
+def test_nobody_fixes_a_slot_that_its_row_copies_onto_again(
+    strategy: CheckpointStrategy, overlap: bool
+) -> None:
+    """The tree takes no checkpoint where it keeps one, be it that no hit ends there since the window's tail is gone. The row keeps such a slot,
+    so nobody else may have it: others fix only what the tree is certain to take.
+    """
+    run = carried_out(
+        serving(strategy, overlap=overlap),
+        *LIFE,
+        Action("tree: make room", {"band 1": 64}),
+        begin(8, 40),
+        *[serve(8, fixes=ALWAYS)] * 6,
+        END,
+    )
+    assert run.failure is None
+    assert run.coverage["tree: make room", "evicted, idle"] == 1
+    assert run.coverage["tree: begin", "with nothing"] == 2, "tails are gone"
+
+
+@pytest.mark.requirement("K8", "X1")
+@pytest.mark.parametrize(("strategy", "overlap"), GRIDS)
+def test_a_prompt_that_nobody_knows_is_admitted_for_what_the_tree_lets_go_of_under_a_forward(
+    strategy: CheckpointStrategy, overlap: bool
+) -> None:
+    """Three texts fill the arena; then, while a request computes, one comes that needs room for all of its life, and both have it to their ends."""
+    lives = [(begin(8, 40, text=bits), *LIFE[1:]) for bits in (0x1111, 0x2222, 0x3333)]
+    run = carried_out(
+        serving(strategy, overlap=overlap),
+        *[action for life in lives for action in life],
+        begin(8, 30, text=0xFFFF),
+        serve(2),
+        begin(24, 20, text=0xAAAA, whole=1),
+        *[serve(8)] * 20,
+        END,
+    )
+    assert run.failure is None
+    assert run.coverage["tree: begin", "with nothing, evicting, under a forward"] == 1
+    assert run.coverage["tree: end", "complete"] == len(lives) + 1
 
 
 def last_slot_handed_over() -> Failure | None:
