@@ -54,7 +54,10 @@ def python(session: nox.Session, *arguments: str | Path, silent: bool = False) -
 
 
 def stress(session: nox.Session, *arguments: str | Path) -> None:
-    """Run `kvtide stress` as `.venv` has it; what the session is given comes last, and so counts."""
+    """Run `kvtide stress` as `.venv` has it, with all the operations that the workspace has; what the session is given comes last, and so
+    counts.
+    """
+    python(session, "tools/installed.py")
     python(session, "-m", "kvtide.engine.cli", "stress", "--jobs", "2", *arguments, *session.posargs)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvtide.simulation import OPERATION_GROUP, Operation, installed_operations, run_seed
+from kvtide.simulation.cases import installed_versions
 
 from .entry_points import write_entry_points
 
@@ -52,6 +53,14 @@ def test_another_package_brings_operations_without_being_imported(
     run = run_seed(0, 100, {name: one for name, one in found.items() if name in {*operations, "backup"}})
     assert run.failure is None
     assert run.coverage["backup", "copied"] > 5
+
+
+@pytest.mark.requirement("X1", "X3")
+def test_a_case_names_whoever_brought_operations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A failure that another package's operations found may be that package's: its version says which code failed."""
+    before = installed_versions()
+    install(tmp_path, monkeypatch, "backup_operations:OPERATIONS")
+    assert installed_versions() == before | {"kvtide-backup": "0.0"}
 
 
 @pytest.mark.parametrize(

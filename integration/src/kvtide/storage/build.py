@@ -61,7 +61,6 @@ def build_kv_storage(
             priced for it. With chunks read in activations, windows bind the tail of a chunk only: the model's attention must read its
             own tokens there.
         overcommit: promise less than requests may come to hold; without it, whatever is admitted runs to its end.
-
         eviction_policy: what the prefix tree lets go of first, where the policy shares prefixes; by default what was not used for longest.
 
     Raises:

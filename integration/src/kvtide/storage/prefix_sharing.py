@@ -9,7 +9,8 @@ Pages that a row has handed over stay in its counts and its price as long as it 
 the tail of each window that came with its hit, which it would have held had it computed it. The tree reports as held, and as
 evictable, what no row accounts for.
 
-Where a model has no state, a hit ends at any page, so prompts go over chunk by chunk. With `no_buffer` the state is the running slot's:
+Where a model has no state, a hit ends at any page, so prompts go over chunk by chunk; of a stage whose states other stages hold, on their
+grid. With `no_buffer` the state is the running slot's:
 a copy of it goes over behind each chunk that ends a page, and at the end the slot itself.
 """
 
@@ -161,8 +162,8 @@ class PrefixSharing:
     ) -> None:
         """Rows were opened with these hits; `slots [rows, …]`: each one's running slot, then its tracking slots."""
         for place, (row, lock, prompt) in enumerate(zip(rows.tolist(), locks, prompts, strict=True)):
-            self._rows.open(row, lock, prompt, self.tree.admitted(lock) * self._page_tokens)
-            self._units.let_go(row, self._rows.recount(row))
+            branch = self.tree.admitted(lock) * self._page_tokens
+            self._units.let_go(row, self._rows.open(row, lock, prompt, branch))
             pages = self.tree.pages(lock)
             if len(pages):
                 row_array, count = np.array([row]), np.array([len(pages)])
@@ -179,6 +180,8 @@ class PrefixSharing:
     def latest_checkpoints(self, rows: IntArray, lengths: IntArray, noted: IntArray) -> IntArray:
         """Where rows of these lengths have theirs: as `noted`, but rows that share prefixes at the latest point of the grid, to which
         they are priced. The checkpoint there was taken, or is forgone, and what a hit on the one before needs is the tree's.
+
+        So while a row runs, whatever is evicted meanwhile, the tail that a hit there reads of each window stays.
         """
         if self._grid is None:
             return noted
@@ -188,13 +191,16 @@ class PrefixSharing:
         """Where a chunk that may reach from `start` to `end`, not past the prompt, is to end, so that its windows and state serve others.
 
         On the last point of the grid before `end`; before that where the prompt parts from what the tree knows, if no hit reached there:
-        behind it windows would retire, and the state advance, past what both prompts have.
+        behind it windows would retire, and the state advance, past what both prompts have. At `start` where checkpoints lie on a grid and
+        no chunk of so few tokens may end: off the grid ends a prompt's last one alone.
         """
         grid = self._page_tokens if self._grid is None else self._grid
         branch = int(self._rows.branches[row]) // grid * grid
         if start < branch < end:
             return branch
         last = end // grid * grid
+        if self._grid is not None and end < self._requests.prompts[row]:
+            return max(start, last)
         return last if (self._has_state or self._grid is not None) and last > start else end
 
     def recorded(self, rows: IntArray, ends: IntArray) -> None:
@@ -288,7 +294,7 @@ class PrefixSharing:
 
     def _due(self, rows: IntArray, lengths: IntArray) -> list[tuple[int, int]]:
         """Rows that have something to hand over, with their lengths; behind most steps none."""
-        if self._has_state and self._grid is not None:
+        if self._grid is not None:
             is_due = lengths % self._grid == 0
         else:
             is_due = lengths <= self._requests.prompts[rows]

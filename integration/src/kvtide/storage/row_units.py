@@ -142,7 +142,7 @@ class RowUnits:
 
     def first_kept_pages(self, rows: IntArray, places: Sequence[int]) -> IntArray:
         """First page of each row that it still reads of the windows at `places`, or a hit on its latest checkpoint; `[places, rows]`."""
-        at = np.minimum(self._requests.lengths[rows], self._requests.checkpoint_lengths[rows])
+        at = _floor(self._requests.lengths[rows], self._requests.checkpoint_lengths[rows])
         kept: IntArray = np.zeros((len(places), len(rows)), np.int64)
         for which, place in enumerate(places):
             kept[which] = self._first_kept(self._plan.sub_pools[place], at)
@@ -176,7 +176,7 @@ class RowUnits:
         pool = self._plan.sub_pools[place]
         if pool.kind is SubPoolKind.FULL:
             return 0
-        return int(self._first_kept(pool, np.array(min(length, checkpoint))))
+        return int(self._first_kept(pool, _floor(np.array(length), np.array(checkpoint))))
 
     def let_go(self, row: int, units: IntArray) -> None:
         """A row needs `units`, by band, of what a prefix cache holds of its price, no more."""
@@ -201,7 +201,7 @@ class RowUnits:
 
         Raises `InvariantError` for one that is not bound.
         """
-        at = lengths if self._grid is None else np.minimum(lengths, checkpoints)
+        at = _floor(lengths, checkpoints)
         segments = []
         for place, pool in self._retiring:
             ends = self._first_kept(pool, at)
@@ -325,3 +325,9 @@ class RowUnits:
 
     def _is_bound(self, name: str, virtual: IntArray) -> BoolArray:
         return np.not_equal(self._chain.physical_units(name, virtual), SINK)
+
+
+def _floor(lengths: IntArray, checkpoints: IntArray) -> IntArray:
+    """Where a query reads what rows of these lengths keep: behind them, or behind their latest checkpoints; `NO_CHECKPOINT` lies behind all."""
+    at: IntArray = np.minimum(lengths, checkpoints)
+    return at

@@ -46,13 +46,14 @@ class SharedRows:
         """Tokens that the scheduler has told, from the first."""
         self._tokens: IntArray = np.zeros((row_count, sized.max_context_tokens), np.int64)
 
-    def open(self, row: int, lock: TreeLock, prompt: IntArray, branch_tokens: int) -> None:
-        """A request begins with a hit; nothing of it is charged before `recount`."""
+    def open(self, row: int, lock: TreeLock, prompt: IntArray, branch_tokens: int) -> IntArray:
+        """A request begins with a hit; units, by band, that it is charged no longer, as `recount`: negative, for it was charged nothing."""
         self.locks[row] = lock
         self.is_shared[row] = True
         self._tokens[row, : len(prompt)], self.known[row] = prompt, len(prompt)
         self.branches[row] = branch_tokens
         self.ends[row] = lock.pages
+        return self.recount(row)
 
     def close(self, row: int) -> tuple[TreeLock, IntArray]:
         """Its request is over: its lock, which is still to be ended, and what it was charged."""

@@ -40,7 +40,9 @@ class SharingStatistics:
     """Of them, those that were restored and needed no prefill."""
 
     restorable_tokens: Mapping[str, int]
-    """By band, how many of them it could have restored by itself: those far above `hit_tokens` waited for another."""
+    """Hit tokens by sub-pool: how many of the known ones each band by itself could have restored. A hit is had of all bands or none, so
+    `hit_tokens` is at most the least of these; bands far above it waited for another.
+    """
 
     held_units: Mapping[str, int]
     """In the tree, by band."""

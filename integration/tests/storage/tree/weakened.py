@@ -10,6 +10,7 @@ import pytest
 
 from kvtide.storage.prefix_sharing import PrefixSharing
 from kvtide.storage.requests import RequestTable
+from kvtide.storage.shared_rows import SharedRows
 from kvtide.storage.tracking_slots import TrackingSlots
 from kvtide.storage.tree import PrefixTree, matching
 from kvtide.storage.tree.locks import Locks
@@ -68,6 +69,27 @@ def _hit_behind_its_state(patch: pytest.MonkeyPatch) -> None:
 
 def _state_under_a_shorter_length(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(RequestTable, "state_is_of", lambda table, row, length: True)
+
+
+def _state_of_a_longer_prefix(patch: pytest.MonkeyPatch) -> None:
+    """Whatever checkpoint is on its way counts as the one that has arrived, though that one was forgone."""
+
+    def arrived(tracking: TrackingSlots, row: int, length: int) -> int | None:
+        waiting = tracking._on_their_way[row]
+        return waiting.popleft()[1] if waiting else None
+
+    patch.setattr(TrackingSlots, "arrived", arrived)
+
+
+def _gaps_in_what_is_told_ignored(patch: pytest.MonkeyPatch) -> None:
+    """A token is taken for the next one that was not known, wherever it lies."""
+
+    def learn(rows: SharedRows, which: Any, lengths: Any, chosen: Any) -> None:
+        is_told = chosen >= 0
+        rows._tokens[which[is_told], lengths[is_told]] = chosen[is_told]
+        rows.known[which[is_told]] += 1
+
+    patch.setattr(SharedRows, "learn", learn)
 
 
 def _unlocked_twice(patch: pytest.MonkeyPatch) -> None:
@@ -162,6 +184,8 @@ RULES: Mapping[str, Plant] = {
         _tail_not_needed,
         _hit_behind_its_state,
         _state_under_a_shorter_length,
+        _state_of_a_longer_prefix,
+        _gaps_in_what_is_told_ignored,
         _unlocked_twice,
         _floor_waits_for_the_checkpoint,
         _slots_beyond_the_price,

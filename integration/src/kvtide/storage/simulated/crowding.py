@@ -1,4 +1,4 @@
-"""How others come in the way of checkpoints: they take every state slot, and fix what is about to be handed over."""
+"""How others come in the way of checkpoints: they take every state slot, for a time, and fix what is about to be handed over."""
 
 from __future__ import annotations
 
@@ -35,3 +35,13 @@ def take_slots(world: World, sharers: Sharers, taker: int) -> int:
             world.open_request(handed.state_slots)
         count += 1
     return count
+
+
+def give_slots_back(world: World) -> None:
+    """Requests that share nothing free their state slots but the running ones."""
+    slots = [slot for request in world.requests for slot in request.state_slots[1:]]
+    if world.state is None or not slots:
+        return
+    world.free(world.state, np.array(slots, np.int64))
+    for request in world.requests:
+        del request.state_slots[1:]

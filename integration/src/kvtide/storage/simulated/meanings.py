@@ -13,6 +13,7 @@ Bytes are the shadow's to compare; this says whose bytes they must be.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Hashable, Iterable, Sequence
 from typing import NamedTuple
 
@@ -131,4 +132,4 @@ def _meaning(request: SharingRequest, length: int) -> Meaning:
 def _told(meaning: Meaning | None) -> str:
     if meaning is None:
         return "nothing"
-    return f"{len(meaning.tokens) // 8} tokens of key {meaning.extra_key}, {hash(meaning.tokens) % 10_000}"
+    return f"{len(meaning.tokens) // 8} tokens of key {meaning.extra_key}, {zlib.crc32(meaning.tokens):08x}"

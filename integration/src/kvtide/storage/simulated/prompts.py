@@ -13,6 +13,9 @@ from kvtide.simulation import Request
 
 _BITS = 16
 
+TOLD_BITS = 16
+"""Places behind which what is told repeats."""
+
 
 @attrs.define(eq=False, kw_only=True)
 class SharingRequest(Request):
@@ -33,6 +36,9 @@ class SharingRequest(Request):
     extra_key: Hashable
     """Adapter or tenant."""
 
+    tells: int
+    """Which tokens behind the prompt its scheduler tells, as bits of their places."""
+
     price: tuple[int, ...]
     """Most units of each band that it may hold."""
 
@@ -44,6 +50,11 @@ class SharingRequest(Request):
 
     is_over: bool = False
     """Whether its row was released."""
+
+    def told(self, place: int) -> int:
+        """What an advance to `place` tokens is told of the next one; −1 for nothing, as within the prompt."""
+        is_told = place >= self.prompt_tokens and self.tells >> place % TOLD_BITS & 1
+        return int(self.text[place]) if is_told else -1
 
 
 def text_of(bits: int, length: int, page_tokens: int) -> IntArray:

@@ -6,15 +6,17 @@ import random
 from collections.abc import Sequence
 
 from kvtide.simulation import Numbers, World, draw_bits, one_of, some_of
-from kvtide.storage.simulated.crowding import fix_checkpoints, take_slots
+from kvtide.storage.simulated.crowding import fix_checkpoints, give_slots_back, take_slots
 from kvtide.storage.simulated.joining import can_share, sharers_of
-from kvtide.storage.simulated.prompts import SharingRequest, text_of
+from kvtide.storage.simulated.prompts import TOLD_BITS, SharingRequest, text_of
 from kvtide.storage.simulated.sharers import Sharers
 
 MOST_SHARERS = 5
 """Rows are left for others."""
 
 _KEYS = (None, "salt")
+
+_ALL_TOLD = (1 << TOLD_BITS) - 1
 
 
 class Begin:
@@ -24,8 +26,8 @@ class Begin:
     weight = 120
 
     def generate(self, rng: random.Random, world: World) -> Numbers | None:
-        """How long, where its text parts from others, whose it is, whether there must be room for all of its life, and whether others
-        give way.
+        """How long, where its text parts from others, whose it is, whether there must be room for all of its life, whether others
+        give way, and which tokens its scheduler tells.
         """
         sharers = sharers_of(world)
         if sharers is None:
@@ -40,6 +42,7 @@ class Begin:
             "key": rng.choice((0, 0, 0, 1)),
             "whole": rng.choice((0, 1)),
             "retracts": rng.choice((0, 0, 1)),
+            "tells": rng.choice((_ALL_TOLD, _ALL_TOLD, 0, rng.getrandbits(TOLD_BITS))),
         }
 
     def apply(self, world: World, numbers: Numbers) -> str:
@@ -63,7 +66,8 @@ class Begin:
         text = text_of(numbers["text"], length, sized.plan.page_tokens)
         before = sharers.evicted()
         key, whole = one_of(_KEYS, numbers["key"]), bool(numbers["whole"])
-        while (request := sharers.admit(text, prompt, key, whole=whole)) is None:
+        tells = numbers["tells"]
+        while (request := sharers.admit(text, prompt, key, whole=whole, tells=tells)) is None:
             if not numbers["retracts"] or not _retracted(world, sharers, sharers.requests):
                 return "refused"
         evicted = ", evicting" if sharers.evicted() > before else ""
@@ -95,8 +99,10 @@ class Step:
         if sharers is None or not chosen:
             return "nobody"
         before = sharers.evicted()
-        most = max(numbers["tokens"], sharers.settings.grid or 1)
-        retracted = ""
+        most, retracted = numbers["tokens"], ""
+        chosen = [one for one in chosen if sharers.has_chunk(one, most)]
+        if not chosen:
+            return "no chunk of so few tokens"
         while not sharers.prepare(chosen, most):
             if not numbers["retracts"] or not _retracted(world, sharers, chosen):
                 return f"refused{retracted}"
@@ -164,7 +170,9 @@ class Serve:
     weight = 60
 
     def generate(self, rng: random.Random, world: World) -> Numbers | None:
-        """Whom, for how long, and whether others take every state slot before a launch, and fix behind it what is about to be handed over."""
+        """Whom, for how long, and whether before a launch others take every state slot, or give those up that they took, and fix behind it
+        what is about to be handed over.
+        """
         sharers = sharers_of(world)
         if sharers is None or not sharers.ready():
             return None
@@ -173,6 +181,7 @@ class Serve:
             "forwards": rng.randrange(1, 9),
             "tokens": rng.choice((64, 64, rng.randrange(1, 16))),
             "crowds": rng.choice((0, draw_bits(rng, 8))),
+            "relents": rng.choice((0, draw_bits(rng, 8))),
             "fixes": rng.choice((0, draw_bits(rng, 8))),
         }
 
@@ -205,6 +214,8 @@ class Serve:
                 turns = turns[: max(1, len(turns) // 2)]
             if world.state is not None and numbers["crowds"] >> turn & 1:
                 take_slots(world, sharers, turn)
+            elif numbers["relents"] >> turn & 1:
+                give_slots_back(world)
             world.launch(list(world.batch.entries))
             if numbers["fixes"] >> turn & 1:
                 fix_checkpoints(world, sharers)

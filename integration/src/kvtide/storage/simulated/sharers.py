@@ -60,7 +60,7 @@ class Sharers:
     # ── verbs ──
 
     def admit(
-        self, text: IntArray, prompt_tokens: int, extra_key: Hashable, *, whole: bool
+        self, text: IntArray, prompt_tokens: int, extra_key: Hashable, *, whole: bool, tells: int
     ) -> SharingRequest | None:
         """A request that says `text`, and begins with what the tree has of its prompt; `None` without room for it. A row must be free."""
         world, outputs = self._world, len(text) - prompt_tokens
@@ -83,6 +83,7 @@ class Sharers:
             prompt_tokens=prompt_tokens,
             limit=int(table.limits[row]),
             extra_key=extra_key,
+            tells=tells,
             price=tuple(self.ranks[0].price(prompt_tokens, outputs, cached).values()),
         )
         self._begun += 1
@@ -105,8 +106,15 @@ class Sharers:
             if one not in self._world.batch and len(one.steps) < most and one.length < one.limit
         ]
 
+    def has_chunk(self, request: SharingRequest, most_tokens: int) -> bool:
+        """Whether a chunk of at most so many tokens may end anywhere; behind its prompt a request always has one."""
+        return self.ranks[0].chunk(request.table_row, most_tokens) > 0
+
     def prepare(self, requests: Sequence[SharingRequest], most_tokens: int) -> bool:
-        """Let `requests` have a step in the open batch, with at most so many tokens of a prompt; false, with nothing changed, without room."""
+        """Let `requests` have a step in the open batch, with at most so many tokens of a prompt; false, with nothing changed, without room.
+
+        Each must have such a chunk.
+        """
         lead = self.ranks[0]
         rows = np.array([one.table_row for one in requests], np.int64)
         counts = np.array([lead.chunk(row, most_tokens) for row in rows.tolist()], np.int64)
@@ -227,10 +235,9 @@ class Sharers:
             return
         rows = np.array([one.table_row for one in own], np.int64)
         ends = [one.steps.popleft()[1] for one in own]
-        chosen = [
-            int(one.text[end]) if end >= one.prompt_tokens else -1 for one, end in zip(own, ends, strict=True)
-        ]
-        lengths, tokens = np.array(ends, np.int64), np.array(chosen, np.int64)
+        told = [one.told(end) for one, end in zip(own, ends, strict=True)]
+        is_mute = max(told) < 0 and any(end >= one.prompt_tokens for one, end in zip(own, ends, strict=True))
+        lengths, tokens = np.array(ends, np.int64), None if is_mute else np.array(told, np.int64)
         self._carry_out("an advance", lambda rank: rank.advance(rows, lengths, tokens))
         for request, end in zip(own, ends, strict=True):
             if request.checkpoints and request.checkpoints[0][0] == end:

@@ -170,8 +170,8 @@ class SharingRank:
         self.requests.prepared[rows] = starts
         self.requests.open_steps[rows] -= 1
 
-    def advance(self, rows: IntArray, lengths: IntArray, chosen: IntArray) -> None:
-        """A forward that brought rows to `lengths` was processed; `chosen`: the token behind each, −1 within a prompt."""
+    def advance(self, rows: IntArray, lengths: IntArray, chosen: IntArray | None) -> None:
+        """A forward that brought rows to `lengths` was processed; `chosen`: the token behind each, −1 where none is told, `None` for no row."""
         checkpoints = self.sharing.latest_checkpoints(rows, lengths, self.requests.checkpoint_lengths[rows])
         retired = self.units.retired(rows, lengths, checkpoints)
         self.requests.lengths[rows] = lengths

@@ -10,7 +10,7 @@ from pathlib import Path
 import attrs
 
 from kvtide.plan import PlanError
-from kvtide.simulation.actions import Action
+from kvtide.simulation.actions import OPERATION_GROUP, Action
 from kvtide.simulation.failures import Failure
 from kvtide.simulation.run import Run
 from kvtide.simulation.scenario import Scenario
@@ -19,6 +19,7 @@ FORMAT = 1
 """Of the document; another one is refused."""
 
 _DISTRIBUTIONS = ("kvtide-plan", "kvtide-device", "kvtide-ledger", "kvtide-chain", "kvtide-simulation")
+"""What runs every case; others bring operations."""
 
 
 @attrs.frozen(kw_only=True)
@@ -53,13 +54,16 @@ class Case:
 
 
 def installed_versions() -> dict[str, str]:
-    """Distribution → version, of those that take part."""
+    """Distribution → version, of those that take part: those that the simulation is made of, and all that bring operations."""
     found = {}
     for name in _DISTRIBUTIONS:
         try:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             found[name] = "from source"
+    for point in importlib.metadata.entry_points(group=OPERATION_GROUP):
+        if point.dist is not None:
+            found[point.dist.name] = point.dist.version
     return found
 
 
