@@ -13,6 +13,9 @@
 Every slot is in the row's promise, and whatever the tree keeps of states can be evicted, so none of these takes is refused. But
 units that are fixed, or under a transfer, may stand in the way for a while. Then the checkpoint is *forgone*: no hit will end there,
 and the windows retire as if one did. It is never waited for, so a row holds no more than it was promised either way.
+
+A row copies onto its slots again and again, so they are its own: nobody fixes one or sends from it. A slot on its way goes back to its
+row where the tree keeps a checkpoint there already, so it too is nobody else's before the tree has it.
 """
 
 from __future__ import annotations

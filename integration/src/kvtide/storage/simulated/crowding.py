@@ -9,7 +9,10 @@ from kvtide.storage.simulated.sharers import Sharers
 
 
 def fix_checkpoints(world: World, sharers: Sharers) -> bool:
-    """Fix the states on their way to the tree, so that it keeps them; whether there are any."""
+    """Fix the states on their way to the tree, so that it keeps them; whether there are any.
+
+    Sooner than service would, which fixes what the tree has, so only those that the tree is certain to take: a row copies onto the others again.
+    """
     slots = sharers.unrivalled_checkpoints()
     if not slots or world.state is None:
         return False
