@@ -25,6 +25,9 @@ T = TypeVar("T")
 class World(Allocators):
     """See the module's docstring."""
 
+    ends_within_waits = True
+    """Whether a request may be over while a relief waits: a trace holds what an allocator is told between its answers, not within one."""
+
     def __init__(self, scenario: Scenario) -> None:
         """Empty arenas and no request; raises `PlanError` for a scenario that cannot be laid out."""
         super().__init__(scenario)
@@ -125,6 +128,8 @@ class World(Allocators):
 
     def closing(self) -> dict[str, Request]:
         """Name of a last send → the request that a relief ends which waits for it."""
+        if not self.ends_within_waits:
+            return {}
         return {
             use.name: use.parked
             for use in self.uses.uses

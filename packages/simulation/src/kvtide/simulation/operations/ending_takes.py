@@ -65,7 +65,7 @@ class TakeWhatEnds:
 
 def _nameable(world: World) -> list[tuple[Request, SimulatedBand, int]]:
     """Of each request that could leave, and each window, a (sub-)page that stands for nothing, if there is one."""
-    if not world.scenario.waits_for_transfers:
+    if not world.scenario.waits_for_transfers or not world.ends_within_waits:
         return []
     found = []
     for request in able_to_leave(world):

@@ -34,6 +34,7 @@ def record_seed(
     run = run_seed(seed, action_count, known)
     scenario = run.scenario if page_tokens is None else with_page_tokens(run.scenario, page_tokens)
     world = World(scenario)
+    world.ends_within_waits = False
     rank = world.ranks[0]
     about = f"seed {seed}, {action_count} actions" + (
         "" if page_tokens is None else f", pages of {page_tokens}"
