@@ -20,6 +20,7 @@ from kvtide.ledger import (
     queue_stream_waits,
 )
 from kvtide.simulation import use_rules
+from kvtide.simulation.bands import NONE
 from kvtide.simulation.claims import places_of
 from kvtide.simulation.failures import CheckFailedError
 from kvtide.simulation.rank import Rank
@@ -71,6 +72,7 @@ def submit_load(world: World, use: Use) -> None:
 
 def refill(world: World, use: Use) -> None:
     """Queue a copy onto units that were there before, behind what the ledger says of a load."""
+    check_leaves_alone(world, use)
     _draw_words(world, use)
 
     def queue(rank: Rank) -> None:
@@ -101,6 +103,23 @@ def make_way(world: World, consumer: Consumer, parts: Sequence[Part]) -> tuple[P
         world.facts[f"{use.kind.value}s waited for"] += 1
         end(world, use)
     return tuple(allowed)
+
+
+def check_leaves_alone(world: World, use: Use) -> None:
+    """Raise `CheckFailedError` where what is about to be written anew has been promised to stay, or is in quarantine."""
+    chain = world.ranks[0].chain
+    for other in world.uses.uses:
+        if other is use or not other.is_fixed:
+            continue
+        for part in use.parts:
+            places = chain.physical_units(part.band.name, part.units)
+            met = places[np.isin(places, other.places.get(part.band.name, NONE))]
+            if len(met):
+                raise CheckFailedError(
+                    "disturbed_use",
+                    f"{use.name} is about to write units {met.tolist()} of band {part.band.name!r}, which stay for {other.name} "
+                    f"({other.stage.value})",
+                )
 
 
 # ── transfers ──

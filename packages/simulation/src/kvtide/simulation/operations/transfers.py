@@ -175,6 +175,7 @@ def leave(world: World, request: Request, parts: tuple[Part, ...], *, closes: bo
 def hold(world: World, use: Use, request: Request) -> str:
     """Hold a receive's units until their ids may leave, and let its request wait; the tail of an outcome."""
     use.stage = Stage.ANNOUNCED
+    use_steps.check_leaves_alone(world, use)
 
     def hold_on(rank: Rank) -> None:
         use.owners.append(ReceiveHold(use.name))
