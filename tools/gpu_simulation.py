@@ -8,7 +8,7 @@ from gpu_place import Place
 from kvtide.simulation import OPERATIONS, RealDevice, Run, open_device, run_seed_on
 
 ACTIONS = 150
-FAULT_SEEDS = range(8)
+FAULT_SEEDS = range(24)
 
 
 def simulate(place: Place, seed: int, opener: Callable[[int, int], RealDevice] | None = None) -> str:

@@ -61,7 +61,7 @@ def test_each_week_has_seeds_of_its_own(noxfile: ModuleType) -> None:
 @pytest.mark.requirement("X1")
 def test_the_sweep_says_which_seeds_it_runs(noxfile: ModuleType) -> None:
     """Whoever reads the log a month later runs them again."""
-    (command,), (said,) = commands_of(noxfile, "nightly_simulate")
+    (*_, command), (said,) = commands_of(noxfile, "nightly_simulate")
     assert command[command.index("--seeds") + 1] == said.removeprefix("this week's seeds: ")
     assert command[-1] == "--more"
 
@@ -73,7 +73,7 @@ def test_what_is_found_is_kept(noxfile: ModuleType) -> None:
     assert matrix is not None
     assert {"nightly_simulate", "nightly_mutations", "nightly_exhaustive"} <= set(matrix[1].split(", "))
     for name in ("nightly_simulate", "nightly_mutations", "nightly_exhaustive"):
-        (command,), _ = commands_of(noxfile, name)
+        (*_, command), _ = commands_of(noxfile, name)
         out = Path(command[command.index("--out") + 1])
         folder = out.parent if out.suffix else out
         assert f"            {folder.relative_to(ROOT)}\n" in WORKFLOW, name

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import attrs
 import pytest
 
-from kvtide.chain import hole_set
 from kvtide.simulation import Operation, load_case, run_actions, run_seed, save_case
 from kvtide.simulation.cases import Case
 from kvtide.simulation.mutations.mutation import Patch
@@ -75,6 +75,7 @@ def test_what_serves_large_arenas_runs_and_decides_nothing(
 def test_thresholds_are_put_back(operations: dict[str, Operation]) -> None:
     """A failure in one run leaves the next one alone; every constant that is named is there."""
     scenario = attrs.evolve(run_seed(0, 1, operations).scenario, small_thresholds=True, flush_reach=1)
+    hole_set = import_module("kvtide.chain.hole_set")
     before = hole_set._BLOCK_PAGES
 
     def fail() -> None:

@@ -7,10 +7,12 @@ from kvtide.chain.allocator import ChainAllocator
 from kvtide.chain.errors import ChainError
 from kvtide.chain.id_space import MASKED, SINK, IdSpace
 from kvtide.chain.refusal import BandFigures, Refusal, TakeRefusal
+from kvtide.chain.relief import FLUSH_REACH
 from kvtide.chain.statistics import BandStatistics, ChainStatistics
 from kvtide.chain.takes import BandTake, Taken
 
 __all__ = [
+    "FLUSH_REACH",
     "MASKED",
     "SINK",
     "BandFigures",

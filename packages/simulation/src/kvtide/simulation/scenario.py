@@ -12,7 +12,7 @@ from typing import Any
 
 import attrs
 
-from kvtide.chain.relief import FLUSH_REACH
+from kvtide.chain import FLUSH_REACH
 from kvtide.plan import (
     ArenaLayout,
     DType,
