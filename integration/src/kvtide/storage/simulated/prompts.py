@@ -56,6 +56,10 @@ class SharingRequest(Request):
         is_told = place >= self.prompt_tokens and self.tells >> place % TOLD_BITS & 1
         return int(self.text[place]) if is_told else -1
 
+    def is_known(self, length: int) -> bool:
+        """Whether its scheduler tells all of the first `length` tokens: the tree takes nothing behind one that it is not told."""
+        return all(self.told(place) >= 0 for place in range(self.prompt_tokens, length))
+
 
 def text_of(bits: int, length: int, page_tokens: int) -> IntArray:
     """Tokens: a run of some of them is one of two, as a bit says, and both differ from run to run. Equal bits are equal texts."""

@@ -162,12 +162,13 @@ class Sharers:
         )
 
     def unrivalled_checkpoints(self) -> list[int]:
-        """State slots on their way that the tree will take, since nobody else is about to bring it one for the same prompt."""
+        """State slots on their way that the tree will take: it is told of the prompt, and nobody else is about to bring it one."""
         return [
             slot
             for one in self.requests
             for length, slot in one.checkpoints
-            if not self._has_checkpoint(one, length)
+            if one.is_known(length)
+            and not self._has_checkpoint(one, length)
             and not any(
                 other is not one
                 and other.extra_key == one.extra_key
