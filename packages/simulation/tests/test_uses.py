@@ -20,7 +20,7 @@ from kvtide.simulation.operations.rehoming_misuse import OF_REHOMING
 from kvtide.simulation.operations.use_misuse import OF_USES
 from kvtide.simulation.reach import Need, some_layout_holds
 
-SEEDS = range(100, 160)
+SEEDS = range(100, 180)
 ACTIONS = 200
 
 MET = {
@@ -103,7 +103,7 @@ def test_units_that_others_use_are_safe(operations: dict[str, Operation]) -> Non
     assert moved > 2
     left = Counter(part for _, outcome in coverage.elements() for part in outcome.split(", "))
     assert left["requests leave"] + left["sent"] > 60
-    assert left["vacated under a send"] + facts["vacated under a send"] > 0
+    assert left["vacated under a send"] + facts["vacated under a send"] > 2
     assert facts["sends waited for"] > 2
     assert facts["receives waited for"] > 2
     assert facts["requests over within a wait"] > 0
