@@ -239,23 +239,6 @@ class PageUsage(PageClaims):
         self._vacated.add(retired[sent], _NO_FORWARD)
         return retired[~sent]
 
-    def take_vacated(self, pages: IntArray) -> None:
-        """Hand out vacated pages early, under their `clearance`; the caller has queued its waits, none is made here.
-
-        A forward that may still read them stays their hazard until it retires: whoever takes them queued a wait, or relies on
-        another rule, and the next writer may rely on neither. Raises `InvariantError`, with nothing changed, for a page that is
-        not vacated, is named twice or lies outside the band.
-        """
-        self._lists.check_once(pages, "an early take")
-        vacated = self._vacated.contains(pages)
-        if not vacated.all():
-            raise InvariantError(
-                "usage.vacated_page",
-                f"pages {some(pages[~vacated])} of band {self.name!r} are taken as vacated and are not",
-                "they came back by take_ready_vacated before, or were never vacated",
-            )
-        self._vacated.remove(pages)
-
     @property
     def newest_reader(self) -> int:
         """The newest forward that was ever said to read a vacated page; −1 for none. Nobody waits."""
