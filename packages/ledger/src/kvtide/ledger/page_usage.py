@@ -105,7 +105,9 @@ class PageUsage(PageClaims):
             tuple(
                 (int(one.hazard), name(one), sorted_pages(pages))
                 for one, pages in self._uses.pages_by_signal()
-            ),
+            )
+            if self._uses
+            else (),
             sorted_pages(self._vacated.pages()) if self._vacated else (),
             tuple((page, places[forward]) for page, forward in self._vacated.readers(retired)),
             places[self.newest_reader] if self._is_read else -1,

@@ -276,7 +276,9 @@ def repeat(shape: Shape, sequence: Sequence[Action]) -> Failure | None:
     for place, action in enumerate(sequence):
         try:
             step(world, action)
+            world.chain.verify_snapshots()
             check_state(world, placements)
+            world.chain.keep_snapshots()
         except Exception as error:  # noqa: BLE001 - whatever is raised is what is looked for
             return failure_of(error, place)
     return None
