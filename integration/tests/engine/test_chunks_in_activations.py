@@ -12,13 +12,20 @@ from typing import Any
 
 import attrs
 import pytest
+from transformers import MistralConfig
 
 from kvtide.arena import SCRATCH_BYTES, CPUDevice, KVArena, TensorDevice
-from kvtide.engine.check import expected_tokens, first_token_difference, replay_on_plain_tensors
+from kvtide.engine.check import (
+    expected_tokens,
+    first_token_difference,
+    generate_alone,
+    replay_on_plain_tensors,
+)
 from kvtide.engine.errors import EngineError
 from kvtide.engine.forwards import ModelledForwards
 from kvtide.engine.loop import ServeResult, StepObserver, StepReport, serve
 from kvtide.engine.modelled_device import ModelledTensorDevice
+from kvtide.engine.models import RANDOM_VOCABULARY, random_model
 from kvtide.engine.overlap import serve_overlapped
 from kvtide.engine.requests import Request
 from kvtide.engine.runner import Hook, ModelRunner
@@ -58,9 +65,9 @@ def test_overlapped_output_equals_plain_tensors_and_generate(
 ) -> None:
     """A chunk's tail is bound while the chunk before it is in flight, and what it does not bind is read by nobody.
 
-    Three long prompts and four short ones, with stops, cancelled requests, aborted launches and NaN in every free byte.
+    Three long prompts and six short ones, with stops, cancelled requests, aborted launches and NaN in every free byte.
     """
-    chosen = requests_of(name)[:7]
+    chosen = requests_of(name)[:9]
     alone = {request.request_id: tokens_alone(name, request) for request in chosen}
     run = serve_overlapped_on_tight_arena(
         runner_of(name, Hook.CACHE),
@@ -74,6 +81,39 @@ def test_overlapped_output_equals_plain_tensors_and_generate(
     )
     check(run, alone)
     assert any(sum(ran.batch.counts) == CHUNK_TOKENS for ran in run.result.forwards)
+    statistics = run.storage.statistics()
+    assert statistics.aborted_launches > 0
+    assert statistics.chain.moved_units > 0
+
+
+@pytest.mark.requirement("X5", "K7")
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_a_model_of_windows_alone_has_no_page_for_what_no_window_keeps(
+    requests_of: RequestsOf, seed: int
+) -> None:
+    """No band binds the rest of a chunk, so it is not even minted: rows have the sink's id there, and share it."""
+    model = random_model(
+        MistralConfig(
+            vocab_size=RANDOM_VOCABULARY,
+            hidden_size=64,
+            intermediate_size=96,
+            num_hidden_layers=3,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            sliding_window=16,
+        )
+    )
+    requests = requests_of("llama4")[:5]
+    run = serve_overlapped_on_tight_arena(
+        ModelRunner(model),
+        requests,
+        page_tokens=(1, 4, 16)[seed % 3],
+        seed=seed,
+        policy=in_activations(OVERLAP),
+        chunk_tokens=CHUNK_TOKENS,
+    )
+    assert [band.name for band in run.storage.layout.bands] == ["window-16"]
+    check(run, {request.request_id: generate_alone(model, request) for request in requests})
 
 
 @pytest.mark.requirement("X5", "K7", "H1", "H2")
