@@ -163,10 +163,11 @@ def nightly_s6(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def nightly_overlap(session: nox.Session) -> None:
-    """Real models under the overlap loop, 20 interleavings of each model and hook; no part of CI. Share: 45 min."""
+    """Real models under the overlap loop, 20 interleavings of each model and hook; no part of CI. Share: 50 min."""
     environment = {**ONE_THREAD, "KVTIDE_OVERLAP_SEEDS": "20"}
-    tests = "integration/tests/engine/test_overlap_models.py"
-    session.run(sys.executable, "-m", *PYTEST, tests, *session.posargs, env=environment, external=True)
+    folder = "integration/tests/engine"
+    tests = (f"{folder}/test_overlap_models.py", f"{folder}/test_chunks_in_activations.py")
+    session.run(sys.executable, "-m", *PYTEST, *tests, *session.posargs, env=environment, external=True)
 
 
 @nox.session(default=False)

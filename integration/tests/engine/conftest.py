@@ -22,12 +22,14 @@ from kvtide.engine.runner import Hook, ModelRunner
 from kvtide.engine.workload import (
     CHUNK_TOKENS,
     CONTEXT_TOKENS,
+    PLAIN,
     RUNNING_REQUESTS,
     random_requests,
     text_requests,
     tight_budget_bytes,
 )
 from kvtide.plan import plan_kv_storage
+from kvtide.sizing import ChunkReads, ServingPolicy
 from kvtide.storage import KVStorage, build_kv_storage
 
 MakeDevice = Callable[[KVArena], CPUDevice]
@@ -51,10 +53,13 @@ def one_thread() -> Iterator[None]:
 
 
 def poison(storage: KVStorage) -> None:
-    """Fill every byte outside the sinks, live pages and live state slots with 0xFF, a NaN in every float type."""
+    """Fill every byte outside live pages and live state slots with 0xFF, a NaN in every float type.
+
+    Sinks too, where chunks are read in activations: page attention, which loads them with weight zero, does not run there.
+    """
     arena = storage.device.arena.bytes
     owned = torch.zeros(arena.numel(), dtype=torch.bool)
-    owned[: storage.layout.prefix_bytes] = True
+    owned[: storage.layout.prefix_bytes] = storage.sized.policy.chunk_reads is ChunkReads.PAGES
     for band in storage.layout.bands:
         starts = band.origin_bytes + torch.from_numpy(storage.chain.live_units(band.name)) * band.unit_bytes
         owned[(starts[:, None] + torch.arange(band.unit_bytes)).flatten()] = True
@@ -103,6 +108,8 @@ def serve_on_tight_arena(
     requests: tuple[Request, ...] | None = None,
     make_device: MakeDevice = CPUDevice,
     meddle: Meddle | None = None,
+    policy: ServingPolicy = PLAIN,
+    chunk_tokens: int = CHUNK_TOKENS,
 ) -> Served:
     """Serve the workload, every free byte a NaN from the start and after each step; `meddle` may then break something."""
     runner = runner_of(name, hook)
@@ -110,12 +117,13 @@ def serve_on_tight_arena(
     every_request = requests_of(name)
     storage = build_kv_storage(
         plan,
-        budget_bytes=tight_budget_bytes(plan, every_request),
+        budget_bytes=tight_budget_bytes(plan, every_request, policy, chunk_tokens=chunk_tokens),
         max_running_requests=RUNNING_REQUESTS,
         max_context_tokens=CONTEXT_TOKENS,
-        chunk_tokens=CHUNK_TOKENS,
+        chunk_tokens=chunk_tokens,
         make_device=make_device,
         writes_whole_pages=True,
+        policy=policy,
     )
     storage.device.arena.bytes[: storage.layout.prefix_bytes] = 0
     poison(storage)
@@ -126,7 +134,7 @@ def serve_on_tight_arena(
             meddle(storage, report)
 
     chosen = every_request if requests is None else requests
-    result = serve(runner, storage, chosen, chunk_tokens=CHUNK_TOKENS, observe=observe)
+    result = serve(runner, storage, chosen, chunk_tokens=chunk_tokens, observe=observe)
     return Served(runner, storage, chosen, result)
 
 

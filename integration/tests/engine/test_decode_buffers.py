@@ -123,7 +123,7 @@ def test_padding_writes_the_sink_and_no_byte_beside(storage: KVStorage) -> None:
     buffers.fill(ids, inputs_of_host(decode_batch((5,))))
     arena = storage.device.arena.bytes
     arena.view(torch.int8).fill_(1)
-    store = ArenaStore(storage.routed_cache, PAGE_TOKENS).forward(buffers.ids)
+    store = ArenaStore(storage).forward(buffers.ids)
     loaded = store.load_state(1)["recurrent"]
     assert loaded[0].any()
     assert not loaded[1:].any()

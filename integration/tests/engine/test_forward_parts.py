@@ -228,7 +228,7 @@ def both_stores(
     """Two rows: a prefill each, then decode together; the arena's and the plain store of each forward."""
     rows = storage.admit([9, 3], [8, 8])
     assert isinstance(rows, np.ndarray)
-    arena, plain = ArenaStore(storage.routed_cache, PAGE_TOKENS), PlainStore(PAGE_TOKENS)
+    arena, plain = ArenaStore(storage), PlainStore(PAGE_TOKENS)
     batches = [chunk(0, 9, 0), chunk(0, 3, 1), *(decode_batch((9 + step, 3 + step)) for step in range(6))]
     for batch in batches:
         step = storage.prepare_step(batch.rows, batch.counts)
@@ -319,7 +319,7 @@ def test_no_tensor_outlives_a_step_outside_the_arena(runner_of: RunnerOf, name: 
         max_context_tokens=64,
         chunk_tokens=32,
     )
-    store = ArenaStore(storage.routed_cache, plan.page_tokens)
+    store = ArenaStore(storage)
     rows = storage.admit([20], [5])
     assert isinstance(rows, np.ndarray)
 

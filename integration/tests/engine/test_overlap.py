@@ -14,6 +14,7 @@ from kvtide.engine.forwards import LaunchedForward, ModelledForwards
 from kvtide.engine.hand_off import HandBack, HandOff
 from kvtide.engine.loop import StepReport, serve
 from kvtide.engine.modelled_device import ModelledTensorDevice
+from kvtide.engine.runner import Hook
 from kvtide.engine.stores import ForwardStore
 from kvtide.engine.workload import PLAIN
 from kvtide.storage import KVStorage, PreparedStep, SharedReadEnds
@@ -131,6 +132,8 @@ def test_a_client_that_goes_away_while_waiting_was_never_there() -> None:
 
 class Constant:
     """A model whose next token is always 1."""
+
+    hook = Hook.CACHE
 
     def run(self, batch: ForwardBatch, store: ForwardStore) -> torch.Tensor:
         return torch.nn.functional.one_hot(torch.ones(len(batch.rows), dtype=torch.long), 3).float()

@@ -7,22 +7,17 @@ each request alone. CI runs a slice of the seeds; `KVTIDE_OVERLAP_SEEDS` says ho
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
 import attrs
 import pytest
 
-from kvtide.engine.check import expected_tokens, first_token_difference, replay_on_plain_tensors
 from kvtide.engine.models import MODELS
 from kvtide.engine.requests import Request
 from kvtide.engine.runner import Hook, ModelRunner
 from kvtide.storage import Overcommit
 
-from .overlapped import Overlapped, serve_overlapped_on_tight_arena
-
-SEEDS = int(os.environ.get("KVTIDE_OVERLAP_SEEDS", "1"))
-"""Interleavings of each model and hook."""
+from .overlapped import SEEDS, check, serve_overlapped_on_tight_arena, with_early_ends
 
 EVERY_WAY = [
     pytest.param(name, hook, seed, id=f"{name}-{hook.name.lower()}-{seed}")
@@ -35,37 +30,6 @@ EVERY_WAY = [
 RunnerOf = Callable[[str, Hook], ModelRunner]
 RequestsOf = Callable[[str], tuple[Request, ...]]
 TokensAlone = Callable[[str, Request], tuple[int, ...]]
-
-
-def with_early_ends(
-    requests: tuple[Request, ...], alone: dict[str, tuple[int, ...]], seed: int
-) -> tuple[Request, ...]:
-    """Some stop at two tokens that they are known to generate; the clients of two go away."""
-    changed = []
-    for place, request in enumerate(requests):
-        tokens = alone[request.request_id]
-        at = (7 * place + 3 * seed) % max(1, len(tokens) - 2)
-        if place % 3 == 0 and len(tokens) > 4:
-            changed.append(attrs.evolve(request, stops=(tokens[at : at + 2], (999, 999))))
-        elif place % 7 == 5:
-            changed.append(attrs.evolve(request, cancelled_step=request.arrival_step + 9 + seed))
-        else:
-            changed.append(request)
-    return tuple(changed)
-
-
-def check(run: Overlapped, alone: dict[str, tuple[int, ...]]) -> None:
-    page_tokens = run.storage.plan.page_tokens
-    assert replay_on_plain_tensors(run.runner, run.result.forwards, page_tokens=page_tokens) is None
-    for request in run.requests:
-        name, expected = request.request_id, expected_tokens(request, alone[request.request_id])
-        if name in run.result.cancelled:
-            cancelled = run.result.cancelled[name]
-            assert cancelled == expected[: len(cancelled)]
-        else:
-            assert first_token_difference(name, run.result.tokens[name], expected) is None
-    run.storage.verify_idle()
-    assert run.device.model.races == ()
 
 
 @pytest.mark.requirement("X5", "K1", "K2", "K4", "K13")

@@ -26,7 +26,7 @@ from kvtide.engine.runner import Hook, ModelRunner
 from kvtide.engine.workload import CHUNK_TOKENS, CONTEXT_TOKENS, RUNNING_REQUESTS, tight_budget_bytes
 from kvtide.ledger import CheckLevel
 from kvtide.plan import plan_kv_storage
-from kvtide.sizing import CheckpointStrategy, ServingPolicy
+from kvtide.sizing import CheckpointStrategy, ChunkReads, ServingPolicy
 from kvtide.storage import CostAware, KVStorage, LeastRecentlyUsed, Overcommit, build_kv_storage
 
 Alone = Callable[..., tuple[int, ...]]
@@ -37,7 +37,16 @@ STRATEGIES = {
     "extra_buffer": ServingPolicy(strategy=CheckpointStrategy.EXTRA_BUFFER),
     "extra_buffer, overlap": ServingPolicy(strategy=CheckpointStrategy.EXTRA_BUFFER, overlap=True),
     "extra_buffer_lazy, overlap": ServingPolicy(strategy=CheckpointStrategy.EXTRA_BUFFER_LAZY, overlap=True),
+    "no_buffer, activations": ServingPolicy(
+        strategy=CheckpointStrategy.NO_BUFFER, chunk_reads=ChunkReads.ACTIVATIONS
+    ),
+    "extra_buffer_lazy, overlap, activations": ServingPolicy(
+        strategy=CheckpointStrategy.EXTRA_BUFFER_LAZY, overlap=True, chunk_reads=ChunkReads.ACTIVATIONS
+    ),
 }
+IN_PAGES = tuple(name for name, policy in STRATEGIES.items() if policy.chunk_reads is ChunkReads.PAGES)
+LONG_CHUNK_TOKENS = 3 * CHUNK_TOKENS
+"""More than a window, so that the tail of a chunk that is read in activations is less than the chunk."""
 
 
 def conversations() -> tuple[Request, ...]:
@@ -70,16 +79,17 @@ def run(
     overcommit: Overcommit | None = None,
 ) -> tuple[KVStorage, ServeResult]:
     plan = plan_kv_storage(with_checkpoints(runner.layers, CHUNK_TOKENS), page_tokens=page_tokens)
+    chunk_tokens = LONG_CHUNK_TOKENS if policy.chunk_reads is ChunkReads.ACTIVATIONS else CHUNK_TOKENS
 
     def make_device(arena: KVArena) -> TensorDevice:
         return ModelledTensorDevice(arena, seed=3) if policy.overlap else CPUDevice(arena)
 
     storage = build_kv_storage(
         plan,
-        budget_bytes=tight_budget_bytes(plan, requests, policy),
+        budget_bytes=tight_budget_bytes(plan, requests, policy, chunk_tokens=chunk_tokens),
         max_running_requests=RUNNING_REQUESTS,
         max_context_tokens=CONTEXT_TOKENS,
-        chunk_tokens=CHUNK_TOKENS,
+        chunk_tokens=chunk_tokens,
         make_device=make_device,
         writes_whole_pages=True,
         policy=policy,
@@ -88,9 +98,9 @@ def run(
         overcommit=overcommit,
     )
     if not policy.overlap:
-        return storage, serve(runner, storage, requests, chunk_tokens=CHUNK_TOKENS)
+        return storage, serve(runner, storage, requests, chunk_tokens=chunk_tokens)
     forwards = ModelledForwards(storage)
-    result = serve_overlapped(runner, storage, forwards, requests, chunk_tokens=CHUNK_TOKENS)
+    result = serve_overlapped(runner, storage, forwards, requests, chunk_tokens=chunk_tokens)
     return storage, result
 
 
@@ -110,10 +120,12 @@ def run(
             ("llama", 16, Hook.CACHE, LeastRecentlyUsed, ("extra_buffer, overlap",)),
             ("gpt_oss", 1, Hook.CACHE, CostAware, ("no_buffer", "extra_buffer, overlap")),
             ("gpt_oss", 16, Hook.PAGES, LeastRecentlyUsed, ("extra_buffer", "extra_buffer_lazy, overlap")),
-            ("falcon_h1", 16, Hook.CACHE, LeastRecentlyUsed, tuple(STRATEGIES)),
+            ("falcon_h1", 16, Hook.CACHE, LeastRecentlyUsed, IN_PAGES),
             ("falcon_h1", 16, Hook.CACHE, CostAware, ("extra_buffer_lazy, overlap",)),
             ("granitemoehybrid", 1, Hook.CACHE, CostAware, ("no_buffer", "extra_buffer_lazy, overlap")),
             ("deepseek_v3", 16, Hook.CACHE, LeastRecentlyUsed, ("no_buffer",)),
+            ("gpt_oss", 1, Hook.CACHE, LeastRecentlyUsed, ("extra_buffer_lazy, overlap, activations",)),
+            ("llama4", 4, Hook.CACHE, LeastRecentlyUsed, ("no_buffer, activations",)),
         )
         for strategy in strategies
     ],

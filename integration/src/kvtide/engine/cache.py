@@ -8,7 +8,8 @@ how long is the sequence (`get_seq_length`), which columns will `update` return 
         model(…, cache=cache)              update() writes to the store and reads from it
                                            states are stored, every tensor of the step is dropped
 
-Between steps the cache holds no tensor of any request.
+Between steps the cache holds no tensor of any request. What `update` returns of a chunk's own tokens is what the store says
+(`ForwardStore.chunk_reads`): what it read back, or the keys and values that it was given, behind those that it read.
 
 Columns are laid out as transformers lays out a left-padded batch: the last column is every row's newest token; a column
 before a row's first token is at position −1 and masked.
@@ -47,6 +48,7 @@ from kvtide.plan import (
     TensorDecl,
     WindowLifetime,
 )
+from kvtide.sizing import ChunkReads
 
 
 def columns(batch: ForwardBatch, window_tokens: int | None) -> tuple[int, int]:
@@ -83,9 +85,12 @@ class CacheStep:
     _positions: dict[int | None, torch.Tensor] = attrs.field(factory=dict, init=False)
 
     def positions(self, window_tokens: int | None) -> torch.Tensor:
-        """`column_positions`, made once for all layers of one lifetime."""
+        """`column_positions` of what is read from the store, made once for all layers of one lifetime."""
         if window_tokens not in self._positions:
-            self._positions[window_tokens] = column_positions(self.batch, window_tokens)
+            positions = column_positions(self.batch, window_tokens)
+            if self.store.chunk_reads is ChunkReads.ACTIVATIONS:
+                positions = positions[:, : -self.batch.query_tokens]
+            self._positions[window_tokens] = positions
         return self._positions[window_tokens]
 
 
@@ -140,12 +145,20 @@ class _AttentionLayer:
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_: object, **__: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write `[rows, heads, query_tokens, width]`; return `[rows, heads, columns, width]`."""
+        """Write `[rows, heads, query_tokens, width]`; return `[rows, heads, columns, width]`, the last columns those written.
+
+        Read back or as given they are the same to the bit: a declaration has the type that the model computes in.
+        """
         step = self._cache.current_step
         step.store.write_tokens(self._layer, self._to_planes(key_states, value_states))
         if step.reads_pages:
             return key_states, value_states
-        return self._from_planes(step.store.read_tokens(self._layer, step.positions(self._window_tokens)))
+        keys, values = self._from_planes(
+            step.store.read_tokens(self._layer, step.positions(self._window_tokens))
+        )
+        if step.store.chunk_reads is ChunkReads.PAGES:
+            return keys, values
+        return torch.cat([keys, key_states], dim=2), torch.cat([values, value_states], dim=2)
 
     def get_seq_length(self) -> int:
         """Columns of earlier tokens in the padded batch."""

@@ -114,7 +114,8 @@ def serve(
 ) -> ServeResult:
     """Run `requests` to their end over `storage`, prefilling at most `chunk_tokens` a forward.
 
-    Raises `EngineError` for two requests of one id, an empty prompt, an empty stop sequence, or an output of no token.
+    Raises `EngineError` for two requests of one id, an empty prompt, an empty stop sequence, or an output of no token; for a storage
+    whose windows do not hold what the runner's hook reads of a chunk.
     """
     return SchedulerLoop(runner, storage, chunk_tokens, checked(requests)).run(observe)
 
@@ -126,14 +127,16 @@ class SchedulerLoop:
         self, runner: ModelRunner, storage: KVStorage, chunk_tokens: int, requests: Sequence[Request]
     ) -> None:
         """Nothing has arrived."""
-        if storage.sized.policy.chunk_reads is not ArenaStore.CHUNK_READS:
+        reads = storage.sized.policy.chunk_reads
+        if reads not in runner.hook.chunk_reads:
+            served = " or ".join(sorted(each.value for each in runner.hook.chunk_reads))
             raise EngineError(
-                f"the engine's attention reads a chunk's own tokens in {ArenaStore.CHUNK_READS.value}, the storage's policy says "
-                f"{storage.sized.policy.chunk_reads.value}: windows would not hold what it reads"
+                f"{runner.hook.value} reads a chunk's own tokens in {served}, and the storage's policy says {reads.value}: windows would "
+                "not hold what it reads"
             )
         self._runner = runner
         self._storage = storage
-        self._store = ArenaStore(storage.routed_cache, storage.plan.page_tokens)
+        self._store = ArenaStore(storage)
         self._chunk_tokens = chunk_tokens
         self._origins = Origins(storage) if storage.shares_prefixes else None
         self._arriving = deque(sorted(requests, key=lambda request: request.arrival_step))

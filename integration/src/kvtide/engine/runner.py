@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 from transformers import PreTrainedModel
 
-from kvtide.engine.attention import Reach, reach_of
+from kvtide.engine.attention import CHUNK_READS, Reach, reach_of
 from kvtide.engine.batch import ForwardBatch, ForwardInputs, inputs_of_host
 from kvtide.engine.cache import HybridCache
 from kvtide.engine.declare import declare_layers
@@ -23,6 +23,7 @@ from kvtide.engine.paged_attention import (
 )
 from kvtide.engine.stores import ForwardStore
 from kvtide.plan import KVLayerDecl, StateLifetime
+from kvtide.sizing import ChunkReads
 
 
 class Hook(enum.Enum):
@@ -33,6 +34,14 @@ class Hook(enum.Enum):
 
     PAGES = "page attention"
     """kvtide computes attention over whole pages. `PAGE_ATTENTION_FAMILIES`."""
+
+    @property
+    def chunk_reads(self) -> frozenset[ChunkReads]:
+        """Where it can read a chunk's own tokens; a storage's policy names one of these, or windows would not hold what it reads.
+
+        Page attention knows pages only. The cache layers are given the chunk's keys and values, and go by the store's word.
+        """
+        return frozenset({CHUNK_READS}) if self is Hook.PAGES else frozenset(ChunkReads)
 
 
 def hooks_of(model_type: str) -> tuple[Hook, ...]:

@@ -11,8 +11,9 @@
 Everything above the protocol is the same code on both sides, so the logits of a batch over the arena equal those over plain
 tensors bit for bit, or some byte was not where it belongs.
 
-What is not there reads as zeros on both sides: position −1, and tokens of a page that are not written yet. On the arena
-that is the sink (page 0) and zeroing on hand-out.
+What is not there reads as zeros on both sides: position −1, a page that is not bound, and tokens of a page that are not written
+yet. So no token is read from the sink (page 0), to which a forward writes whatever no later one reads: what one request leaves there
+reaches no other, NaN included. Whole `pages` are another matter; there the sink is one of them.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ import attrs
 import torch
 
 from kvtide.arena import LayerView, RoutedKVCache, gather_tokens, token_slots, write_tokens
+from kvtide.chain import SINK
 from kvtide.engine.batch import ForwardBatch, Padding
 from kvtide.sizing import ChunkReads
-from kvtide.storage import ForwardStateSlots
+from kvtide.storage import ForwardStateSlots, KVStorage
 
 Planes = Mapping[str, torch.Tensor]
 """Tensors by the names that the geometry declares: `key`, `value`, `latent`, `conv`, `recurrent`."""
@@ -66,6 +68,14 @@ class ForwardStore(Protocol):
     def page_tokens(self) -> int:
         """Tokens of a page of `pages`."""
 
+    @property
+    def chunk_reads(self) -> ChunkReads:
+        """Where the forward's attention is to read the tokens that it writes itself.
+
+        `PAGES`: here, where all that is written can be read back. `ACTIVATIONS`: where they were computed, for only those that a
+        later forward reads are kept; tokens of earlier forwards are read here all the same.
+        """
+
     def write_tokens(self, layer: int, values: Planes) -> None:
         """Write the new tokens of all rows, row after row: each plane `[rows × query_tokens, …]`."""
 
@@ -96,6 +106,11 @@ class HandingBackStore:
     def page_tokens(self) -> int:
         """See `ForwardStore.page_tokens`."""
         return self._store.page_tokens
+
+    @property
+    def chunk_reads(self) -> ChunkReads:
+        """See `ForwardStore.chunk_reads`."""
+        return self._store.chunk_reads
 
     def write_tokens(self, layer: int, values: Planes) -> None:
         """See `ForwardStore.write_tokens`."""
@@ -129,17 +144,16 @@ class HandingBackStore:
 class ArenaStore:
     """Bytes in one arena. Keeps nothing: the views are fixed for life, and ids come with each forward."""
 
-    CHUNK_READS = ChunkReads.PAGES
-    """Where attention over it reads a chunk's own tokens, whatever the layer: they are written before they are read."""
-
-    def __init__(self, routed_cache: RoutedKVCache, page_tokens: int) -> None:
-        """Read and write through the views of `routed_cache`, whose attention pages hold `page_tokens` tokens."""
-        self._routed_cache = routed_cache
-        self._page_tokens = page_tokens
+    def __init__(self, storage: KVStorage) -> None:
+        """Read and write through the views of `storage`, which binds for a chunk what its policy says."""
+        self._storage = storage
 
     def forward(self, ids: LayerIds) -> ArenaForward:
         """The store of one forward, whose rows `ids` names."""
-        return ArenaForward(self._routed_cache, self._page_tokens, ids)
+        storage = self._storage
+        return ArenaForward(
+            storage.routed_cache, storage.plan.page_tokens, storage.sized.policy.chunk_reads, ids
+        )
 
 
 @attrs.define(eq=False)
@@ -151,6 +165,9 @@ class ArenaForward:
 
     page_tokens: int
     """Of every page."""
+
+    chunk_reads: ChunkReads
+    """By which windows were bound."""
 
     ids: LayerIds
     """Of the rows."""
@@ -193,11 +210,10 @@ class ArenaForward:
             self._state_slots.scatter(plane, values[name])
 
     def _slots(self, band: str, positions: torch.Tensor) -> torch.Tensor:
-        """Slots of each row's tokens at `positions [rows, columns]`; slot 0, the sink's first, for those at −1."""
+        """Slots of each row's tokens at `positions [rows, columns]`; −1 for those at −1, and where the sink stands for a page."""
         pages = self.ids.page_tables[band].gather(1, positions.clamp(min=0) // self.page_tokens)
-        return torch.where(
-            positions < 0, 0, token_slots(pages, positions % self.page_tokens, self.page_tokens)
-        )
+        slots = token_slots(pages, positions % self.page_tokens, self.page_tokens)
+        return slots.masked_fill((positions < 0) | (pages == SINK), -1)
 
     @property
     def _state_slots(self) -> ForwardStateSlots:
@@ -267,6 +283,11 @@ class PlainForward:
 
     _page_tables: dict[int, torch.Tensor] = attrs.field(factory=dict, init=False)
     """By columns; the layers of one forward have one."""
+
+    @property
+    def chunk_reads(self) -> ChunkReads:
+        """All tokens are kept, so all are read back, whatever the run that is compared with this binds."""
+        return ChunkReads.PAGES
 
     def write_tokens(self, layer: int, values: Planes) -> None:
         """See `ForwardStore.write_tokens`."""

@@ -94,7 +94,7 @@ def gather_tokens(plane: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
     masked = slots < 0
     if masked.any():
         # As bytes: torch cannot fill every type that it stores.
-        gathered.view(slots.numel(), -1).view(torch.uint8)[masked.flatten()] = 0
+        gathered.view(slots.numel(), -1).view(torch.uint8).masked_fill_(masked.flatten()[:, None], 0)
     return gathered
 
 
