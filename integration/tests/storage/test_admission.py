@@ -416,6 +416,19 @@ def test_admission_credits_what_a_cache_could_evict_and_takes_evict_no_more_than
     storage.verify_idle()
 
 
+@pytest.mark.requirement("K5", "K8")
+def test_a_cache_that_comes_to_requests_in_service_is_refused() -> None:
+    """Their promises were laid out without what it holds: the first take that missed those units would blame the admission."""
+    storage = tiny_storage(tiny_plan(), units=8, chunk_tokens=8)
+    rows = rows_of(storage.admit([4], [1]))
+    cache = DumbCache(storage, pages=6)
+    with pytest.raises(StorageError, match=r"cannot use a prefix cache while rows \[0\] are in use"):
+        storage.use_cache(cache)
+    storage.release(rows)
+    storage.use_cache(cache)
+    storage.verify_idle()
+
+
 @pytest.mark.requirement("K5", "K8", "H1")
 def test_what_a_backup_reads_of_a_cache_can_be_evicted_under_it() -> None:
     """A backup comes whenever the host tier likes, and asks nobody: an admitted request would be refused because of it."""
@@ -496,7 +509,6 @@ def test_no_eviction_reads_an_estimate() -> None:
     """What a cache gives up, it chooses while the take's units are counted band by band."""
     storage = tiny_storage(tiny_plan(), units=8, chunk_tokens=8)
     decided: list[str] = []
-    row = int(rows_of(storage.admit([4], [1]))[0])
     cache = DumbCache(storage, pages=6)
     evict = cache.evict_until
 
@@ -508,6 +520,7 @@ def test_no_eviction_reads_an_estimate() -> None:
 
     cache.evict_until = evicts  # type: ignore[method-assign]  # the observer
     storage.use_cache(cache)
+    row = int(rows_of(storage.admit([4], [1]))[0])
     step(storage, row, 4)
     assert decided == ["eviction"]
     storage.chain.available_size()
