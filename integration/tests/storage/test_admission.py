@@ -240,6 +240,25 @@ def test_a_refusal_names_each_unit_once_under_what_holds_it() -> None:
     )
 
 
+@pytest.mark.requirement("K5")
+def test_a_want_of_rows_says_what_is_waited_for_as_a_want_of_memory_does() -> None:
+    """Of requests that begin and of such that come back: a queue that stands beside free memory is looked into first."""
+    storage = tiny_storage(tiny_plan(), units=16, rows=3)
+    row = int(rows_of(storage.admit([1], [2]))[0])
+    step(storage, row, 1)
+    (backup,) = storage.retract_to_host([row])
+    rows = rows_of(storage.admit([1, 1], [1, 1]))
+    waits = "(free: 1 of 3); waits for requests in service"
+    assert str(refused(storage.admit([1, 1], [1, 1]))) == f"2 requests need as many rows {waits}"
+    assert str(refused(storage.restore([backup] * 2))) == f"2 backups need as many rows {waits}"
+    rows_of(storage.admit([1], [1]))
+    waits = "needs a row (free: 0 of 3); waits for requests in service"
+    assert str(refused(storage.admit([1], [1]))) == f"a request {waits}"
+    assert str(refused(storage.restore([backup]))) == f"a backup {waits}"
+    storage.release(rows[:1])
+    assert len(rows_of(storage.restore([backup]))) == 1
+
+
 @pytest.mark.requirement("K1", "L1")
 @pytest.mark.parametrize("state", [False, True])
 def test_nobody_is_admitted_while_a_launch_is_open(state: bool) -> None:
