@@ -60,24 +60,24 @@ class KVStorage:
     | `watch_sharing` | whenever somebody wants to know which bytes rows share | – | nothing |
     | `max_new_tokens_for_memory` | a request arrives | –; 0 where no output would do | nothing |
     | `arrival_refusal` | a request arrives | what could never be admitted; changes nothing | nothing |
-    | `admit` | requests are to begin, with their prompts where prefixes are shared | peaks that do not fit beside what is promised: to wait, or for good | the schedule stream, for state slots that it settles (¹) |
+    | `admit` | requests are to begin, with their prompts where prefixes are shared | peaks that do not fit beside what is promised: to wait, or for good | the schedule stream (¹) |
     | `chunk_tokens` | a prefill chunk is to be cut | – | nothing |
-    | `prepare_step` | before a forward | under `Overcommit`, a further share of output; while units are fixed or under a transfer, its take | the schedule stream, for pages that it settles (¹) |
+    | `prepare_step` | before a forward | under `Overcommit`, a further share of output; while units are fixed or under a transfer, its take | the schedule stream (¹) |
     | `launch_forward` | the forward is about to be queued | – | the forward stream, for the upload, and for what is being restored |
-    | `record_forward` | it has been queued | – | the schedule stream, for its read end, and for all of it where it ends at a checkpoint |
+    | `record_forward` | it has been queued | – | the schedule stream, for its read end, and for all of it where it ends at a checkpoint (¹) |
     | `abandon` | it will not run after all | – | the schedule stream, for what was queued of it |
     | `forward_processed` | its result has been looked at | – | the schedule stream, for backups that were copied under it |
     | `checkpoints_taken` | states were kept elsewhere for hits, before `advance` | – | nothing |
-    | `advance` | its tokens count as written; windows retire; shared pages are handed over | – | the schedule stream, for state slots of further checkpoints (¹) |
+    | `advance` | its tokens count as written; windows retire; shared pages are handed over | – | the schedule stream (¹), where states are handed over |
     | `release` | a request is over | – | nothing |
     | `retract` | a further share was refused | – | nothing |
     | `retract_to_host` | the same, and what the rows hold is to be kept | – | the copy stream, for both others |
-    | `restore` | a retracted request is to go on | as `admit` | the schedule stream, for units that it settles (¹); the copy stream, for both others |
+    | `restore` | a retracted request is to go on | as `admit` | the schedule stream (¹); the copy stream, for both others |
     | `flush_opportunistic` | nothing better to do | – | the schedule stream, for copies of others |
     | `verify_idle` | nothing runs | – | from the check level WARN on the host, for the device |
 
-    ¹ What is taken may have been another's a moment ago: whatever may still touch it is waited for by the stream that is about to
-    write it, as `CLEARANCE` says, and so is what touches units that are moved for it.
+    ¹ For what it takes, and for states that it copies: a unit may have been another's a moment ago, so whatever may still touch it is
+    waited for, as `CLEARANCE` says, by the stream that touches it next; and so for units that are moved to make room.
 
     With overlap forward N + 1 is prepared, launched and recorded before N is processed; then N is processed, advanced over, and what is
     over is released, while N + 1 runs:
@@ -85,10 +85,11 @@ class KVStorage:
         host      prepare, launch, record N + 1 │ processed, advance, release N │ prepare, launch, record N + 2 │ …
         forwards  … N ┤ N + 1 ……………………………………………………………………… ┤ N + 2 …
 
-    No verb but `verify_idle` makes the host wait for the device; `retract_to_host` takes memory that the host pins for it, which
-    takes its time where none is left from backups before, and may hold the device up. Rows, counts and lengths are whole numbers of
-    Python, NumPy or torch, never rounded. A verb acts on all its rows at once. What it refuses is a value; misuse raises `StorageError`,
-    a hook that was skipped `InvariantError`, both before anything has changed.
+    No verb but `verify_idle` makes the host wait for the device. `retract_to_host` takes memory that the host pins for it, which takes
+    its time where none is left from backups before, and may hold the device up; where there is none it raises `HostMemoryError`.
+
+    Rows, counts and lengths are whole numbers of Python, NumPy or torch, and never rounded. A verb acts on all its rows at once. What it
+    refuses is a value; misuse raises `StorageError`, a hook that was skipped `InvariantError`, both before anything has changed.
     """
 
     def __init__(
