@@ -299,7 +299,7 @@ def test_a_prompt_that_was_written_in_part_goes_on_where_it_was() -> None:
     (again,) = restored(storage, backup)
     toy.request_of_row = {again: 1}
     assert storage.requests.chunk_limits[again] == 8
-    assert storage.chunk_tokens(again, 99) == 8
+    assert storage.next_chunk_tokens(again, 99) == 8
     next_reads(storage, toy, again, 8, 5, 1, 1, 1)
     storage.release([again])
     storage.verify_idle()
@@ -315,9 +315,9 @@ def test_chunks_of_a_row_that_shared_end_on_the_grid_when_it_no_longer_does() ->
     ran(storage, row, 4)
     (backup,) = storage.retract_to_host([row])
     (again,) = restored(storage, backup)
-    assert [storage.chunk_tokens(again, most) for most in (99, 7, 4, 3)] == [8, 4, 4, 0]
+    assert [storage.next_chunk_tokens(again, most) for most in (99, 7, 4, 3)] == [8, 4, 4, 0]
     ran(storage, again, 8)
-    assert storage.chunk_tokens(again, 99) == 3, "the prompt's last"
+    assert storage.next_chunk_tokens(again, 99) == 3, "the prompt's last"
     ran(storage, again, 3, 1)
     storage.verify_idle()
 
@@ -428,7 +428,7 @@ def test_whatever_is_admitted_can_be_restored_wherever_it_is_retracted(data: st.
             (backup,) = storage.retract_to_host([row])
             (row,) = restored(storage, backup)
         end = int(storage.requests.lengths[row])
-        count = storage.chunk_tokens(row, 99) if end < prompt else 1
+        count = storage.next_chunk_tokens(row, 99) if end < prompt else 1
         step = storage.prepare_step([row], [count])
         assert isinstance(step, PreparedStep), str(step)
         storage.launch_forward(step).resolve()

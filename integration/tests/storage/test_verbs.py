@@ -76,8 +76,8 @@ CALLS: dict[tuple[str, str], tuple[Callable[[Served, object], object], list[int]
     ("admit", "prompt_tokens"): (lambda s, v: s.storage.admit(v, [4]).tolist(), [8]),
     ("admit", "output_tokens"): (lambda s, v: s.storage.admit([8], v).tolist(), [4]),
     ("admit", "prompts"): (lambda s, v: s.storage.admit([3], [4], prompts=[v]).tolist(), [5, 6, 7]),
-    ("chunk_tokens", "row"): (lambda s, v: s.storage.chunk_tokens(v, 99), 0),
-    ("chunk_tokens", "most"): (lambda s, v: s.storage.chunk_tokens(0, v), 5),
+    ("next_chunk_tokens", "row"): (lambda s, v: s.storage.next_chunk_tokens(v, 99), 0),
+    ("next_chunk_tokens", "most"): (lambda s, v: s.storage.next_chunk_tokens(0, v), 5),
     ("prepare_step", "rows"): (lambda s, v: s.advanced() and s.prepared(v, [4]).rows.tolist(), [0]),
     ("prepare_step", "counts"): (lambda s, v: s.advanced() and s.prepared([0], v).counts.tolist(), [4]),
     ("checkpoints_taken", "rows"): (lambda s, v: s.storage.checkpoints_taken(v, [4]), [0]),
@@ -181,10 +181,10 @@ def test_a_chunk_is_cut_of_a_row_in_use_alone() -> None:
     storage = Served().advanced()
     for row, text in ((99, "rows run from 0 to 3"), (-1, "rows run from 0 to 3"), (2, "not in use")):
         with pytest.raises(StorageError, match=rf"cannot cut a chunk of rows \[{row}\]: {text}"):
-            storage.chunk_tokens(row, 8)
+            storage.next_chunk_tokens(row, 8)
     with pytest.raises(StorageError, match="most must be 0 or more, found -3"):
-        storage.chunk_tokens(0, -3)
-    assert [storage.chunk_tokens(0, most) for most in (0, 3, 4, 99)] == [0, 0, 4, 4]
+        storage.next_chunk_tokens(0, -3)
+    assert [storage.next_chunk_tokens(0, most) for most in (0, 3, 4, 99)] == [0, 0, 4, 4]
 
 
 @pytest.mark.requirement("K1")

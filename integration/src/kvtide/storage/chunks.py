@@ -14,7 +14,7 @@ from kvtide.storage.requests import RequestTable
 def next_chunk_tokens(
     requests: RequestTable, sharing: PrefixSharing | None, grid_tokens: int | None, row: int, most: int
 ) -> int:
-    """See `KVStorage.chunk_tokens`; the row is in use. Raises `StorageError` for a `most` below 0."""
+    """See `KVStorage.next_chunk_tokens`; the row is in use. Raises `StorageError` for a `most` below 0."""
     if most < 0:
         raise StorageError(f"cannot cut a chunk of row {row}: most must be 0 or more, found {most}")
     start, prompt = int(requests.prepared[row]), int(requests.prompts[row])

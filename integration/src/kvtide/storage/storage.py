@@ -61,7 +61,7 @@ class KVStorage:
     | `max_new_tokens_for_memory` | a request arrives | –; 0 where no output would do | nothing |
     | `arrival_refusal` | a request arrives | what could never be admitted; changes nothing | nothing |
     | `admit` | requests are to begin, with their prompts where prefixes are shared | peaks that do not fit beside what is promised: to wait, or for good | the schedule stream (¹) |
-    | `chunk_tokens` | a prefill chunk is to be cut | – | nothing |
+    | `next_chunk_tokens` | a prefill chunk is to be cut | – | nothing |
     | `prepare_step` | before a forward | under `Overcommit`, a further share of output; while units are fixed or under a transfer, its take | the schedule stream (¹) |
     | `launch_forward` | the forward is about to be queued | – | the forward stream, for the upload, and for what is being restored |
     | `record_forward` | it has been queued | – | the schedule stream, for its read end, and for all of it where it ends at a checkpoint (¹) |
@@ -195,7 +195,7 @@ class KVStorage:
         tokens = checked_prompts(lengths, prompts, extra_keys)
         return self._admitting.admit(lengths, outputs, tokens, extra_keys, whole=whole)
 
-    def chunk_tokens(self, row: SupportsIndex, most: SupportsIndex) -> int:
+    def next_chunk_tokens(self, row: SupportsIndex, most: SupportsIndex) -> int:
         """How many tokens of its prompt a row is to have in its next chunk, at most `most` and its chunk limit; 0 behind the prompt.
 
         A row that shares prefixes has its chunks cut where a checkpoint serves most: on the grid, and where its prompt parts from what
