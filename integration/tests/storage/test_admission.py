@@ -22,6 +22,7 @@ from kvtide.storage import (
     WillFree,
     build_kv_storage,
 )
+from kvtide.storage.prices import Hits
 
 from .test_storage import CHUNK_TOKENS, MODELS, SCRATCH_BYTES, plan_of
 from .tiny import tiny_plan, tiny_storage
@@ -238,6 +239,17 @@ def test_a_refusal_names_each_unit_once_under_what_holds_it() -> None:
         "resident now 'full' 1; a cache holds 'full' 6, of which it could evict 'full' 4; fixed, quarantined or under a transfer, and "
         "nobody's, are 'full' 3; waits for requests in service"
     )
+
+
+@pytest.mark.requirement("K5", "K8")
+def test_what_stands_for_no_hit_is_nobodys_to_change() -> None:
+    """It is one value for all who ask: a count that one of them wrote there would be priced for every request after."""
+    nothing = Hits.none(3, 2)
+    assert Hits.none(3, 2) is nothing
+    for units in (nothing.tails, nothing.checkpoints):
+        with pytest.raises(ValueError, match="read-only"):
+            units[0] = 1
+        assert not units.any()
 
 
 @pytest.mark.requirement("K5")
