@@ -23,7 +23,7 @@ def check_device(device: TensorDevice) -> None:
         raise StorageError(
             f"cannot run {type(device).__name__}: it has no tensors that kernels could index, such as `arena`; make a "
             "kvtide.arena.TensorDevice over the arena that make_device is called with, to model one "
-            "kvtide.engine.modelled_device.ModelledTensorDevice"
+            "kvtide.engine.ModelledTensorDevice"
         )
     memory = device.arena.bytes.device.type
     if isinstance(device, ImmediateStreams) and memory != "cpu":
