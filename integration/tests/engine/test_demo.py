@@ -93,6 +93,7 @@ def test_each_rule_that_is_switched_off_is_a_wrong_text(tmp_path: Path, rule: st
     assert result.exit_code == 1, result.output
     document = json.loads(result.stdout)
     assert document["equal"] is False
+    assert document["broken"] == rule
     for run in document["runs"]:
         # Transformers' masks never show the cache hook what was not zeroed.
         is_hidden = rule == "zeroing" and run["hook"] == "cache layers"
@@ -128,6 +129,32 @@ def test_a_wrong_text_is_shown_beside_the_right_one(tmp_path: Path) -> None:
     assert re.search(
         r"▸Derivative Works that ␀+\n +wrong; alone it is ▸Derivative Works that You", result.stdout
     )
+    assert result.stdout.startswith("Without barrier: the schedule stream does not wait for the read end")
+    assert "Prefixes are not shared meanwhile" in result.stdout
+    told = re.findall(r"^(gemma3, page size 16, .*?): (.*)$", result.stdout, re.MULTILINE)
+    assert {where.removeprefix("gemma3, page size 16, ") for where, _ in told} <= {
+        "cache layers",
+        "page attention",
+        "cache layers and page attention",
+    }
+    assert len(told) == len(set(told)) > 2
+    assert any("accesses that nothing orders" in text for _, text in told)
+    assert "nothing went wrong" not in result.stdout
+
+
+@pytest.mark.requirement("X5", "A5")
+def test_a_rule_that_shows_nothing_is_said_to(tmp_path: Path) -> None:
+    """Pages of one token hold nothing that was not written: a demonstration that passes in silence would look like a check that cannot
+    fail.
+    """
+    arguments = ["--model", "gemma3", "--page-size", "1", "--out", str(tmp_path), "--break", "zeroing"]
+    result = CliRunner().invoke(command, arguments)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith("Without zeroing: pages and state slots are handed out as")
+    assert (
+        result.stdout.count("nothing went wrong without zeroing: what was there before is written over") == 1
+    )
+    assert "gemma3, page size 1, cache layers and page attention: nothing went wrong" in result.stdout
 
 
 def test_the_plain_loop_is_still_there_and_breaks_nothing(tmp_path: Path) -> None:
@@ -138,6 +165,8 @@ def test_the_plain_loop_is_still_there_and_breaks_nothing(tmp_path: Path) -> Non
     assert result.exit_code == 0, result.output
     assert "Served from one arena" in result.stdout
     assert "window-16 full" in result.stdout
+    assert "Without" not in result.stdout
+    assert "went wrong" not in result.stdout
     assert str(tmp_path / "gpt_oss-page16-") in result.stdout
     unlike = demo(tmp_path, "--loop", "plain", "--strategy", "extra_buffer_lazy")
     assert unlike.exit_code == 2

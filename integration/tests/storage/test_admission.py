@@ -22,6 +22,7 @@ from kvtide.storage import (
     WillFree,
     build_kv_storage,
 )
+from kvtide.storage.prices import Hits
 
 from .test_storage import CHUNK_TOKENS, MODELS, SCRATCH_BYTES, plan_of
 from .tiny import tiny_plan, tiny_storage
@@ -240,6 +241,36 @@ def test_a_refusal_names_each_unit_once_under_what_holds_it() -> None:
     )
 
 
+@pytest.mark.requirement("K5", "K8")
+def test_what_stands_for_no_hit_is_nobodys_to_change() -> None:
+    """It is one value for all who ask: a count that one of them wrote there would be priced for every request after."""
+    nothing = Hits.none(3, 2)
+    assert Hits.none(3, 2) is nothing
+    for units in (nothing.tails, nothing.checkpoints):
+        with pytest.raises(ValueError, match="read-only"):
+            units[0] = 1
+        assert not units.any()
+
+
+@pytest.mark.requirement("K5")
+def test_a_want_of_rows_says_what_is_waited_for_as_a_want_of_memory_does() -> None:
+    """Of requests that begin and of such that come back: a queue that stands beside free memory is looked into first."""
+    storage = tiny_storage(tiny_plan(), units=16, rows=3)
+    row = int(rows_of(storage.admit([1], [2]))[0])
+    step(storage, row, 1)
+    (backup,) = storage.retract_to_host([row])
+    rows = rows_of(storage.admit([1, 1], [1, 1]))
+    waits = "(free: 1 of 3); waits for requests in service"
+    assert str(refused(storage.admit([1, 1], [1, 1]))) == f"2 requests need as many rows {waits}"
+    assert str(refused(storage.restore([backup] * 2))) == f"2 backups need as many rows {waits}"
+    rows_of(storage.admit([1], [1]))
+    waits = "needs a row (free: 0 of 3); waits for requests in service"
+    assert str(refused(storage.admit([1], [1]))) == f"a request {waits}"
+    assert str(refused(storage.restore([backup]))) == f"a backup {waits}"
+    storage.release(rows[:1])
+    assert len(rows_of(storage.restore([backup]))) == 1
+
+
 @pytest.mark.requirement("K1", "L1")
 @pytest.mark.parametrize("state", [False, True])
 def test_nobody_is_admitted_while_a_launch_is_open(state: bool) -> None:
@@ -416,6 +447,19 @@ def test_admission_credits_what_a_cache_could_evict_and_takes_evict_no_more_than
     storage.verify_idle()
 
 
+@pytest.mark.requirement("K5", "K8")
+def test_a_cache_that_comes_to_requests_in_service_is_refused() -> None:
+    """Their promises were laid out without what it holds: the first take that missed those units would blame the admission."""
+    storage = tiny_storage(tiny_plan(), units=8, chunk_tokens=8)
+    rows = rows_of(storage.admit([4], [1]))
+    cache = DumbCache(storage, pages=6)
+    with pytest.raises(StorageError, match=r"cannot use a prefix cache while rows \[0\] are in use"):
+        storage.use_cache(cache)
+    storage.release(rows)
+    storage.use_cache(cache)
+    storage.verify_idle()
+
+
 @pytest.mark.requirement("K5", "K8", "H1")
 def test_what_a_backup_reads_of_a_cache_can_be_evicted_under_it() -> None:
     """A backup comes whenever the host tier likes, and asks nobody: an admitted request would be refused because of it."""
@@ -496,7 +540,6 @@ def test_no_eviction_reads_an_estimate() -> None:
     """What a cache gives up, it chooses while the take's units are counted band by band."""
     storage = tiny_storage(tiny_plan(), units=8, chunk_tokens=8)
     decided: list[str] = []
-    row = int(rows_of(storage.admit([4], [1]))[0])
     cache = DumbCache(storage, pages=6)
     evict = cache.evict_until
 
@@ -508,6 +551,7 @@ def test_no_eviction_reads_an_estimate() -> None:
 
     cache.evict_until = evicts  # type: ignore[method-assign]  # the observer
     storage.use_cache(cache)
+    row = int(rows_of(storage.admit([4], [1]))[0])
     step(storage, row, 4)
     assert decided == ["eviction"]
     storage.chain.available_size()

@@ -299,7 +299,7 @@ def test_a_prompt_that_was_written_in_part_goes_on_where_it_was() -> None:
     (again,) = restored(storage, backup)
     toy.request_of_row = {again: 1}
     assert storage.requests.chunk_limits[again] == 8
-    assert storage.chunk_tokens(again, 99) == 8
+    assert storage.next_chunk_tokens(again, 99) == 8
     next_reads(storage, toy, again, 8, 5, 1, 1, 1)
     storage.release([again])
     storage.verify_idle()
@@ -315,9 +315,9 @@ def test_chunks_of_a_row_that_shared_end_on_the_grid_when_it_no_longer_does() ->
     ran(storage, row, 4)
     (backup,) = storage.retract_to_host([row])
     (again,) = restored(storage, backup)
-    assert [storage.chunk_tokens(again, most) for most in (99, 7, 4, 3)] == [8, 4, 4, 0]
+    assert [storage.next_chunk_tokens(again, most) for most in (99, 7, 4, 3)] == [8, 4, 4, 0]
     ran(storage, again, 8)
-    assert storage.chunk_tokens(again, 99) == 3, "the prompt's last"
+    assert storage.next_chunk_tokens(again, 99) == 3, "the prompt's last"
     ran(storage, again, 3, 1)
     storage.verify_idle()
 
@@ -428,7 +428,7 @@ def test_whatever_is_admitted_can_be_restored_wherever_it_is_retracted(data: st.
             (backup,) = storage.retract_to_host([row])
             (row,) = restored(storage, backup)
         end = int(storage.requests.lengths[row])
-        count = storage.chunk_tokens(row, 99) if end < prompt else 1
+        count = storage.next_chunk_tokens(row, 99) if end < prompt else 1
         step = storage.prepare_step([row], [count])
         assert isinstance(step, PreparedStep), str(step)
         storage.launch_forward(step).resolve()
@@ -467,7 +467,9 @@ def test_a_restore_that_is_refused_leaves_the_backup_and_everything_else_as_they
 
 @pytest.mark.requirement("K5")
 def test_a_prompt_goes_on_in_shorter_chunks_where_nothing_will_free_longer_ones() -> None:
-    """Beside units that a failed transfer keeps: they may never come back, and its request was promised an end."""
+    """Beside units that a failed transfer keeps: they may never come back, and its request was promised an end. In the longest that fit, as
+    whoever arrives there: each forward costs.
+    """
     found = []
     for kept in range(15):
         storage = tiny_storage(tiny_plan(window=2), units=30, chunk_tokens=8, context_tokens=20)
@@ -487,7 +489,7 @@ def test_a_prompt_goes_on_in_shorter_chunks_where_nothing_will_free_longer_ones(
             found.append(0)
         else:
             found.append(int(storage.requests.chunk_limits[rows[0]]))
-    assert sorted(set(found), reverse=True) == [8, 1, 0], found
+    assert sorted(set(found), reverse=True) == list(range(8, -1, -1)), found
     assert found == sorted(found, reverse=True)
 
 
@@ -504,7 +506,7 @@ def test_backups_that_do_not_fit_together_say_how_many_do() -> None:
     assert refusal.first_that_fit == 2
     refusal = storage.restore([backup] * 5)
     assert isinstance(refusal, AdmissionRefusal)
-    assert "5 backups need as many rows; 4 of 4 are free" in str(refusal)
+    assert "though the first 2 would do: they need as many rows, of which there are 4" in str(refusal)
     assert refusal.first_that_fit == 2, "there are rows for four, and memory for two"
     restored(storage, *[backup] * 2)
 

@@ -546,6 +546,25 @@ def test_a_leak_is_found_at_idle() -> None:
         storage.verify_idle()
 
 
+@pytest.mark.requirement("K11", "C11")
+def test_bytes_that_have_two_owners_are_found_at_idle() -> None:
+    """Each band counts its own units right, and still two of them write the same bytes: only the sum of spans tells."""
+    storage, row = ready()
+    step = storage.prepare_step([row], [4])
+    assert isinstance(step, PreparedStep)
+    storage.launch_forward(step)
+    storage.record_forward(step)
+    storage.forward_processed(step)
+    storage.advance(step)
+    storage.verify_idle()
+    # The middle band is put where the one before it lies: no unit is lost, none is counted twice.
+    window = storage.chain._bands["window-5"]
+    first = window.layout.first_page
+    window.pack_into(first, first + window.end_page - window.first_page)
+    with pytest.raises(InvariantError, match=r"chain\.bytes_conserved"):
+        storage.verify_idle()
+
+
 @pytest.mark.requirement("K1", "P6", "P10")
 @pytest.mark.parametrize(
     ("layers", "window_page_tokens", "text"),

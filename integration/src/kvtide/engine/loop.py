@@ -253,7 +253,7 @@ class SchedulerLoop:
         """Token ids of its next prefill forward; what is output to the storage is computed as it was the first time, token by token."""
         start = running.written_tokens
         is_output = start >= self._storage.requests.prompts[running.row]
-        count = 1 if is_output else self._storage.chunk_tokens(running.row, self._chunk_tokens)
+        count = 1 if is_output else self._storage.next_chunk_tokens(running.row, self._chunk_tokens)
         return running.prompt[start : start + count]
 
     def _decode(self) -> None:

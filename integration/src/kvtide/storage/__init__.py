@@ -4,6 +4,8 @@ The life of a request: `admit` → (`prepare_step` → `launch_forward` → the 
 `storage.routed_cache` → `record_forward` → `forward_processed` → `advance`) as often as it takes → `release`. With an overlapping
 `ServingPolicy` the next step of a row is prepared, launched and recorded before its last one is processed. With a policy that
 shares prefixes, rows that are admitted with their prompts begin with what others have computed.
+
+When each verb is called, what it refuses and what it waits for: the table that `help(kvtide.storage.KVStorage)` begins with.
 """
 
 from kvtide.chain import Refusal, TakeRefusal

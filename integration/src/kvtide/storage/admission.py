@@ -8,7 +8,7 @@ Requests are admitted with promises that the chain can keep (`kvtide.storage.pro
 3. it does not fit, and requests in service, a forward or a host copy in flight will free something: it waits;
 4. nothing will: admitted with the longest chunks under which it fits now, or, if it fits with none, turned away.
 
-So requests do not shrink their chunks because others are there for a moment, and nothing waits while nothing will free. Requests that
+Requests that begin and requests that come back from backups are judged alike (`kvtide.storage.asked`). So requests do not shrink their chunks because others are there for a moment, and nothing waits while nothing will free. Requests that
 are asked for together are judged together, and turned away only by name: see `AdmissionRefusal`.
 """
 
@@ -25,6 +25,7 @@ from kvtide.chain import ChainAllocator
 from kvtide.device import IntArray
 from kvtide.ledger import ForwardSteps
 from kvtide.sizing import KVDemand, SizedPlan
+from kvtide.storage.asked import Arriving, Asked, Returning
 from kvtide.storage.evicting_takes import EvictingTakes
 from kvtide.storage.overcommit import Overcommit
 from kvtide.storage.prices import Hits, Prices, longest
@@ -152,52 +153,67 @@ class ChainPrefillBudget:
         self, prompts: Sequence[int], outputs: Sequence[int], hits: Hits, *, whole: bool
     ) -> Promise | AdmissionRefusal:
         """As `offer`, for requests that would begin with `hits`; nothing is counted."""
-        promised, outputs = self._outputs(outputs, whole=whole), list(outputs)
-        sized, prices, count = self._sized, self._prices, len(prompts)
-        least = sized.least_chunk_tokens
-
-        def fits_alone(part: slice, chunk: int) -> bool:
-            return prices.fits_alone(prompts[part], outputs[part], chunk)
-
-        def demands(part: slice, chunk: int) -> tuple[KVDemand, ...]:
-            return prices.demands(prompts[part], promised[part], chunk, hits.tokens[part])
-
-        def fits_now(part: slice, chunk: int) -> bool:
-            return self._promises.has_room(
-                prices.total(demands(part, chunk)) - hits.tails[:, part].sum(axis=1)
+        return self._judge(
+            Arriving(
+                self._prices,
+                self._sized,
+                prompts,
+                list(outputs),
+                promised=self._outputs(outputs, whole=whole),
+                hits=hits,
+                longest_chunk=self._alone(prompts, outputs),
             )
+        )
 
-        everything = slice(count)
-        alone = self._alone(prompts, outputs)
-        if alone is None:
-            return self._refuse_some(
-                count,
-                lambda part: fits_alone(part, least),
-                lambda part: prices.never(prompts[part], outputs[part]),
-            )
+    def offer_restored(
+        self, prompts: Sequence[int], outputs: Sequence[int], written: Sequence[int], *, chunk_tokens: int
+    ) -> Promise | AdmissionRefusal:
+        """As `offer`, for requests that come back whole, with `written[i]` tokens each; all their output is promised.
+
+        One that still prefills goes on in chunks of `chunk_tokens`, or in shorter ones where nothing will free.
+        """
+        verdict = self._judge(
+            Returning(self._prices, self._sized, prompts, outputs, written, chunk_tokens=chunk_tokens)
+        )
+        if isinstance(verdict, AdmissionRefusal):
+            self.refused(prompts, outputs, verdict)
+        return verdict
+
+    def _judge(self, asked: Asked) -> Promise | AdmissionRefusal:
+        """The verdict on requests that are asked for together: the ladder of the module's docstring, rung by rung."""
+        count, everything, least = (
+            len(asked.outputs),
+            slice(len(asked.outputs)),
+            self._sized.least_chunk_tokens,
+        )
+        if asked.longest_chunk is None:
+            return self._refuse_some(asked, asked.fits_alone, asked.never)
         waits_for = self._waits_for()
-        if count > self._requests.free_count:
-            return AdmissionRefusal(
-                rule=f"{count} requests need as many rows; {self._requests.free_count} of {sized.max_running_requests} are free",
-                waits_for=waits_for,
-            )
+        waiting = f"; waits for {', '.join(reason.value for reason in waits_for)}"
+        free_count = self._requests.free_count
+        if count > free_count:
+            needs = f"{count} {asked.noun}s need as many rows" if count > 1 else f"a {asked.noun} needs a row"
+            free = f"free: {free_count} of {self._sized.max_running_requests}"
+            return AdmissionRefusal(rule=f"{needs} ({free}){waiting}", waits_for=waits_for)
         # While something will free, chunks are as long as an empty arena allows: they do not shrink for a moment's sake.
-        shortest = alone if waits_for else least
-        limit = longest(lambda chunk: fits_now(everything, chunk), shortest, alone)
-        if limit is not None:
-            return Promise(
-                chunk_limit=limit, output_tokens=tuple(promised), demands=demands(everything, limit)
-            )
+        shortest = asked.longest_chunk if waits_for else least
+
+        def fits(part: slice, chunk: int) -> bool:
+            return self._promises.has_room(asked.needed(part, chunk))
 
         def beside(part: slice) -> str:
-            return f"{prices.does_not_fit(demands(part, shortest), shortest)} {self._promises.beside()}"
+            return f"{self._prices.does_not_fit(asked.demands(part, shortest), shortest)} {self._promises.beside()}"
 
+        chunk = longest(lambda chunk: fits(everything, chunk), shortest, asked.longest_chunk)
+        if chunk is not None:
+            return Promise(
+                chunk_limit=chunk, output_tokens=asked.outputs, demands=asked.demands(everything, chunk)
+            )
         if waits_for:
-            reasons = ", ".join(reason.value for reason in waits_for)
-            return AdmissionRefusal(rule=f"{beside(everything)}; waits for {reasons}", waits_for=waits_for)
+            return AdmissionRefusal(rule=f"{beside(everything)}{waiting}", waits_for=waits_for)
         return self._refuse_some(
-            count,
-            lambda part: fits_now(part, least),
+            asked,
+            lambda part: fits(part, least),
             lambda part: f"{beside(part)}; nothing is going to free any",
         )
 
@@ -239,18 +255,21 @@ class ChainPrefillBudget:
         return self._alone_last
 
     def _refuse_some(
-        self, count: int, fits: Callable[[slice], bool], reason: Callable[[slice], str]
+        self, asked: Asked, fits: Callable[[slice], bool], reason: Callable[[slice], str]
     ) -> AdmissionRefusal:
         """Of requests that do not fit together, those that do not fit by themselves either are turned away; else there are too many."""
+        count, noun = len(asked.outputs), f"{asked.noun}s"
         each = [slice(place, place + 1) for place in range(count)]
         never = tuple(place for place in range(count) if not fits(each[place]))
         if count == 1:
             return AdmissionRefusal(rule=reason(each[0]), waits_for=(), turned_away=(0,))
         if never:
-            text = f"of {count} requests, {list(never)} can never be admitted: {reason(each[never[0]])}"
+            text = f"of {count} {noun}, {list(never)} can never be admitted: {reason(each[never[0]])}"
             return AdmissionRefusal(rule=text, waits_for=(), turned_away=never)
         first = longest(lambda first: fits(slice(first)), 1, count - 1)
-        text = f"{count} requests are too many at once, though the first {first} would do: {reason(slice(count))}"
+        text = (
+            f"{count} {noun} are too many at once, though the first {first} would do: {reason(slice(count))}"
+        )
         return AdmissionRefusal(rule=text, waits_for=(), turned_away=(), first_that_fit=first)
 
     # ── what was promised ──
@@ -292,62 +311,6 @@ class ChainPrefillBudget:
     def retracted(self, rows: IntArray) -> None:
         """Count rows that are about to be released without having come to their end."""
         self._retracted += len(rows)
-
-    def offer_restored(
-        self, prompts: Sequence[int], outputs: Sequence[int], written: Sequence[int], *, chunk_tokens: int
-    ) -> Promise | AdmissionRefusal:
-        """What requests of these lengths are promised that come back whole, with `written[i]` tokens each; all their output.
-
-        Each is priced as the arrival of what it had, from where it goes on (ADR 3); one that still prefills as if it began anew, in
-        chunks of `chunk_tokens`, or in the shortest where nothing will free.
-        """
-        sized, prices, waits_for = self._sized, self._prices, self._waits_for()
-        least, count, free_count = sized.least_chunk_tokens, len(prompts), self._requests.free_count
-        everything = slice(count)
-
-        def demands(part: slice, chunk: int) -> tuple[KVDemand, ...]:
-            return prices.restored(prompts[part], outputs[part], written[part], chunk)
-
-        def fits_alone(part: slice) -> bool:
-            return len(prompts[part]) <= sized.max_running_requests and prices.packs(demands(part, least))
-
-        def fits(part: slice, chunk: int) -> bool:
-            return self._promises.has_room(prices.total(demands(part, chunk)))
-
-        def rows(free: int) -> str:
-            return f"{count} backups need as many rows; {free} of {sized.max_running_requests} are free"
-
-        def never(part: slice) -> str:
-            if len(prompts[part]) > sized.max_running_requests:
-                return rows(sized.max_running_requests)
-            return f"{prices.does_not_fit(demands(part, least), least)}, not even in an empty arena"
-
-        def beside(part: slice, chunk: int) -> str:
-            return f"{prices.does_not_fit(demands(part, chunk), chunk)} {self._promises.beside()}"
-
-        chunks = [chunk_tokens] if waits_for else [chunk_tokens, least]
-        # One by itself was asked about when it arrived.
-        if count > 1 and not fits_alone(everything):
-            refusal = self._refuse_some(count, fits_alone, never)
-        elif count > free_count:
-            refusal = AdmissionRefusal(rule=rows(free_count), waits_for=waits_for)
-        elif (chunk := next((chunk for chunk in chunks if fits(everything, chunk)), None)) is not None:
-            return Promise(
-                chunk_limit=chunk, output_tokens=tuple(outputs), demands=demands(everything, chunk)
-            )
-        elif waits_for:
-            reasons = ", ".join(reason.value for reason in waits_for)
-            refusal = AdmissionRefusal(
-                rule=f"{beside(everything, chunk_tokens)}; waits for {reasons}", waits_for=waits_for
-            )
-        else:
-            refusal = self._refuse_some(
-                count,
-                lambda part: fits(part, least),
-                lambda part: f"{beside(part, least)}; nothing is going to free any",
-            )
-        self.refused(prompts, outputs, refusal)
-        return refusal
 
     def release(self, rows: IntArray) -> None:
         """End what rows were promised."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from fractions import Fraction
+from typing import SupportsIndex
 
 import torch
 
@@ -14,8 +15,9 @@ from kvtide.sizing import ServingPolicy, size_plan
 from kvtide.storage.errors import StorageError
 from kvtide.storage.overcommit import Overcommit
 from kvtide.storage.storage import KVStorage
-from kvtide.storage.supported import check_policy, check_supported
+from kvtide.storage.supported import check_device, check_policy, check_supported
 from kvtide.storage.tree import EvictionPolicy
+from kvtide.storage.whole_numbers import whole_number
 
 PLAIN_POLICY = ServingPolicy()
 """Neither overlap nor sharing nor drafts."""
@@ -24,15 +26,15 @@ PLAIN_POLICY = ServingPolicy()
 def build_kv_storage(
     plan: KVStoragePlan,
     *,
-    budget_bytes: int,
-    max_running_requests: int,
-    max_context_tokens: int,
-    chunk_tokens: int,
-    state_slots: int | None = None,
+    budget_bytes: SupportsIndex,
+    max_running_requests: SupportsIndex,
+    max_context_tokens: SupportsIndex,
+    chunk_tokens: SupportsIndex,
+    state_slots: SupportsIndex | None = None,
     state_share: Fraction | float | None = None,
     make_device: Callable[[KVArena], TensorDevice] = CPUDevice,
     memory: torch.device | str = "cpu",
-    scratch_bytes: int | None = None,
+    scratch_bytes: SupportsIndex | None = None,
     check_level: CheckLevel = CheckLevel.OFF,
     kernel_offset_bits: int = OFFSET_BITS,
     writes_whole_pages: bool = False,
@@ -64,8 +66,9 @@ def build_kv_storage(
         eviction_policy: what the prefix tree lets go of first, where the policy shares prefixes; by default what was not used for longest.
 
     Raises:
-        StorageError: a plan, policy or device that the storage cannot run, such as several page sizes, drafts, memory whose work has
-            no streams, or a device that holds more beside the arena than the budget has for it.
+        StorageError: a plan, policy or device that the storage cannot run, such as several page sizes, drafts, a device without tensors,
+            memory whose work has no streams, or a device that holds more beside the arena than the budget has for it; bytes, rows or
+            tokens that are no whole numbers.
         ValueError: the model's kernels cannot address the arena to its end.
         kvtide.sizing.SizingError: the budget is below the floor of one request at batch size 1, or the state slots or their share
             make no sense.
@@ -74,18 +77,20 @@ def build_kv_storage(
     check_policy(policy)
     if scratch_bytes is None:
         scratch_bytes = GPU_SCRATCH_BYTES if torch.device(memory).type == "cuda" else MOVE_SCRATCH_BYTES
+    scratch_bytes = whole_number("scratch_bytes", scratch_bytes)
     sized = size_plan(
         plan,
-        budget_bytes=budget_bytes,
-        max_running_requests=max_running_requests,
-        max_context_tokens=max_context_tokens,
-        chunk_tokens=chunk_tokens,
-        state_slots=state_slots,
+        budget_bytes=whole_number("budget_bytes", budget_bytes),
+        max_running_requests=whole_number("max_running_requests", max_running_requests),
+        max_context_tokens=whole_number("max_context_tokens", max_context_tokens),
+        chunk_tokens=whole_number("chunk_tokens", chunk_tokens),
+        state_slots=None if state_slots is None else whole_number("state_slots", state_slots),
         state_share=state_share,
         beside_arena={"scratch of the device": scratch_bytes},
         policy=policy,
     )
     device = make_device(KVArena.allocate(sized.layout.arena_bytes, memory))
+    check_device(device)
     if device.scratch_bytes > scratch_bytes:
         raise StorageError(
             f"the device holds {device.scratch_bytes} bytes beside arena and mirrors, the budget has {scratch_bytes} for them: "

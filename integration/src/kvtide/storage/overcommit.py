@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from numbers import Real
 
 import attrs
 
@@ -17,7 +18,7 @@ from kvtide.storage.errors import StorageError
 
 def _exact(share: Fraction | float) -> Fraction:
     """Raise `StorageError` for what is no share."""
-    is_number = isinstance(share, Fraction | int | float) and not isinstance(share, bool)
+    is_number = isinstance(share, Real) and not isinstance(share, bool)
     if not is_number or not 0 < share <= 1:
         raise StorageError(f"expected_output_fraction must be above 0 and at most 1, found {share!r}")
     return Fraction(str(share))

@@ -37,8 +37,10 @@ class Hits:
     def none(band_count: int, request_count: int) -> Hits:
         """Everything is computed."""
         tails: IntArray = np.zeros((band_count, request_count), np.int64)
-        tails.flags.writeable = False
-        return Hits(tokens=(0,) * request_count, tails=tails, checkpoints=np.zeros(band_count, np.int64))
+        checkpoints: IntArray = np.zeros(band_count, np.int64)
+        # Whoever asks again is given the same.
+        tails.flags.writeable = checkpoints.flags.writeable = False
+        return Hits(tokens=(0,) * request_count, tails=tails, checkpoints=checkpoints)
 
 
 class Prices:

@@ -1,42 +1,18 @@
 """`KVStorage`: everything a hybrid model's requests keep on the device, behind a few verbs over rows (rows K1-K7, K11).
 
-| verb | when | refuses | waits for |
-| - | - | - | - |
-| `use_cache` | once, before requests begin, where the policy shares no prefixes | – | nothing |
-| `max_new_tokens_for_memory` | a request arrives | –; 0 where no output would do | nothing |
-| `arrival_refusal` | a request arrives | what could never be admitted; changes nothing | nothing |
-| `admit` | requests are to begin, with their prompts where prefixes are shared | peaks that do not fit beside what is promised: to wait, or for good | the schedule stream, as below |
-| `chunk_tokens` | a prefill chunk is to be cut | – | nothing |
-| `prepare_step` | before a forward | under `Overcommit`, a further share of output; while units are fixed or under a transfer, its take | the schedule stream, for pages it settles |
-| `launch_forward` | the forward is about to be queued | – | the forward stream, for the upload, and for what is being restored |
-| `record_forward` | it has been queued | – | the schedule stream, for its read end, and for all of it where it ends at a checkpoint |
-| `abandon` | it will not run after all | – | the schedule stream, for what was queued of it |
-| `forward_processed` | its result has been looked at | – | the schedule stream, for backups that were copied under it |
-| `checkpoints_taken` | states were kept elsewhere for hits, before `advance` | – | nothing |
-| `advance` | its tokens count as written; windows retire; shared pages are handed over | – | the schedule stream, as below |
-| `release` | a request is over | – | nothing |
-| `retract` | a further share was refused | – | nothing |
-| `retract_to_host` | the same, and what the rows hold is to be kept | rows that are not whole; changes nothing | the copy stream, for both others |
-| `restore` | a retracted request is to go on | as `admit` | the schedule stream, as below; the copy stream, for both others |
-| `flush_opportunistic` | nothing better to do | – | the schedule stream, for copies of others |
+The storage decides nothing itself. A verb looks at what it was handed, asks the part whose matter it is, and tells the others:
 
-With overlap forward N + 1 is prepared, launched and recorded before N is processed; then N is processed, advanced over, and what is
-over is released, while N + 1 runs:
-
-    host      prepare, launch, record N + 1 │ processed, advance, release N │ prepare, launch, record N + 2 │ …
-    forwards  … N ┤ N + 1 ……………………………………………………………………… ┤ N + 2 …
+    verb ── checked: rows, counts, state of the step ── asked: a plan or a refusal ── carried out, which cannot fail
 
 What is promised, and so who is admitted, waits or is turned away: `kvtide.storage.admission`. What a step takes and what windows
 give up: `kvtide.storage.row_units`. What rows share: `kvtide.storage.prefix_sharing`. What is kept of retracted ones:
-`kvtide.storage.backups`. No verb makes the host wait for the device; `retract_to_host` takes memory that the host pins for it, which
-takes its time where none is left from backups before, and may hold the device up. Rows and counts are int64 arrays, or what NumPy makes of them without
-rounding; a verb acts on all of them at once, or raises `StorageError` (or `InvariantError`, for a hook that was skipped) before it
-changes anything.
+`kvtide.storage.backups`. How a step comes to the device and back: `kvtide.storage.launches`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from typing import SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
@@ -50,6 +26,7 @@ from kvtide.plan import ArenaLayout, KVStoragePlan
 from kvtide.sizing import SizedPlan
 from kvtide.storage.arrivals import checked_lengths, checked_prompts
 from kvtide.storage.backups import RowBackup
+from kvtide.storage.chunks import next_chunk_tokens
 from kvtide.storage.errors import StorageError
 from kvtide.storage.forward_ids import UnresolvedIds
 from kvtide.storage.idle_checks import verify_mirrors, verify_units
@@ -69,13 +46,51 @@ from kvtide.storage.steps import (
     check_turn,
 )
 from kvtide.storage.tree import EvictionPolicy
-from kvtide.storage.whole_numbers import whole_numbers
+from kvtide.storage.whole_numbers import whole_number, whole_numbers
 
 log = structlog.get_logger(__name__)
 
 
 class KVStorage:
-    """See the module's docstring. Built by `kvtide.storage.build_kv_storage`."""
+    """Rows of requests over one arena, and the verbs of their life. Built by `kvtide.storage.build_kv_storage`.
+
+    | verb | when | refuses | waits for |
+    | - | - | - | - |
+    | `use_cache` | once, while no request is in service, where the policy shares no prefixes | – | nothing |
+    | `watch_sharing` | whenever somebody wants to know which bytes rows share | – | nothing |
+    | `max_new_tokens_for_memory` | a request arrives | –; 0 where no output would do | nothing |
+    | `arrival_refusal` | a request arrives | what could never be admitted; changes nothing | nothing |
+    | `admit` | requests are to begin, with their prompts where prefixes are shared | peaks that do not fit beside what is promised: to wait, or for good | the schedule stream (¹) |
+    | `next_chunk_tokens` | a prefill chunk is to be cut | – | nothing |
+    | `prepare_step` | before a forward | under `Overcommit`, a further share of output; while units are fixed or under a transfer, its take | the schedule stream (¹) |
+    | `launch_forward` | the forward is about to be queued | – | the forward stream, for the upload, and for what is being restored |
+    | `record_forward` | it has been queued | – | the schedule stream, for its read end, and for all of it where it ends at a checkpoint (¹) |
+    | `abandon` | it will not run after all | – | the schedule stream, for what was queued of it |
+    | `forward_processed` | its result has been looked at | – | the schedule stream, for backups that were copied under it |
+    | `checkpoints_taken` | states were kept elsewhere for hits, before `advance` | – | nothing |
+    | `advance` | its tokens count as written; windows retire; shared pages are handed over | – | the schedule stream (¹), where states are handed over |
+    | `release` | a request is over | – | nothing |
+    | `retract` | a further share was refused | – | nothing |
+    | `retract_to_host` | the same, and what the rows hold is to be kept | – | the copy stream, for both others |
+    | `restore` | a retracted request is to go on | as `admit` | the schedule stream (¹); the copy stream, for both others |
+    | `flush_opportunistic` | nothing better to do | – | the schedule stream, for copies of others |
+    | `verify_idle` | nothing runs | – | from the check level WARN on the host, for the device |
+
+    ¹ For what it takes, and for states that it copies: a unit may have been another's a moment ago, so whatever may still touch it is
+    waited for, as `CLEARANCE` says, by the stream that touches it next; and so for units that are moved to make room.
+
+    With overlap forward N + 1 is prepared, launched and recorded before N is processed; then N is processed, advanced over, and what is
+    over is released, while N + 1 runs:
+
+        host      prepare, launch, record N + 1 │ processed, advance, release N │ prepare, launch, record N + 2 │ …
+        forwards  … N ┤ N + 1 ……………………………………………………………………… ┤ N + 2 …
+
+    No verb but `verify_idle` makes the host wait for the device. `retract_to_host` takes memory that the host pins for it, which takes
+    its time where none is left from backups before, and may hold the device up; where there is none it raises `HostMemoryError`.
+
+    Rows, counts and lengths are whole numbers of Python, NumPy or torch, and never rounded. A verb acts on all its rows at once. What it
+    refuses is a value; misuse raises `StorageError`, a hook that was skipped `InvariantError`, both before anything has changed.
+    """
 
     def __init__(
         self,
@@ -134,19 +149,24 @@ class KVStorage:
 
     # ── the verbs ──
 
-    def arrival_refusal(self, prompt_tokens: int, output_tokens: int) -> AdmissionRefusal | None:
+    def arrival_refusal(
+        self, prompt_tokens: SupportsIndex, output_tokens: SupportsIndex
+    ) -> AdmissionRefusal | None:
         """Why a request of these lengths could never be admitted, however long it waited; `None` for one that could.
 
-        The text names the most output that its prompt could have, and the longest prompt that could have its output.
+        The text names the most output that its prompt could have, and the longest prompt that could have its output. Raises
+        `StorageError` for a length that is no positive whole number.
         """
-        return self._admission.refuse_for_ever(prompt_tokens, output_tokens)
+        return self._admission.refuse_for_ever(
+            whole_number("prompt_tokens", prompt_tokens), whole_number("output_tokens", output_tokens)
+        )
 
-    def max_new_tokens_for_memory(self, prompt_tokens: int) -> int:
+    def max_new_tokens_for_memory(self, prompt_tokens: SupportsIndex) -> int:
         """The memory clip of an arriving request: most output tokens for which it could be admitted alone; 0 for none.
 
-        Raises `StorageError` for a length that is no positive integer.
+        Raises `StorageError` for a length that is no positive whole number.
         """
-        return self._admission.most_output_tokens(prompt_tokens)
+        return self._admission.most_output_tokens(whole_number("prompt_tokens", prompt_tokens))
 
     def admit(
         self,
@@ -166,6 +186,8 @@ class KVStorage:
         Whatever is admitted can run to its end, in chunks of at most `requests.chunk_limits[row]` tokens: no later take of it is
         refused. Under `Overcommit` that holds for a share of the output; `whole` promises all of it, as a request that was retracted
         must be. A refusal says what is waited for, or which requests could never be served, or how many of them could go at once.
+
+        Raises `StorageError` for lengths that are no positive whole numbers, and for prompts or keys that do not go with them.
         """
         lengths, outputs = checked_lengths(prompt_tokens, output_tokens)
         self._steps.check_pages_may_change("an admission")
@@ -173,21 +195,17 @@ class KVStorage:
         tokens = checked_prompts(lengths, prompts, extra_keys)
         return self._admitting.admit(lengths, outputs, tokens, extra_keys, whole=whole)
 
-    def chunk_tokens(self, row: int, most: int) -> int:
+    def next_chunk_tokens(self, row: SupportsIndex, most: SupportsIndex) -> int:
         """How many tokens of its prompt a row is to have in its next chunk, at most `most` and its chunk limit; 0 behind the prompt.
 
         A row that shares prefixes has its chunks cut where a checkpoint serves most: on the grid, and where its prompt parts from what
         is known. Where there is a grid, the chunks of other rows end on it too, but for a prompt's last; 0 where none of at most `most` does.
+
+        Raises `StorageError` for a row that is not in use, and for a `most` that is no whole number of 0 or more.
         """
-        start, prompt = int(self.requests.prepared[row]), int(self.requests.prompts[row])
-        end = min(prompt, start + min(most, int(self.requests.chunk_limits[row])))
-        if start >= end:
-            return 0
-        if self._sharing is not None and self._sharing.shares(row):
-            return self._sharing.chunk_end(row, start, end) - start
-        if self._grid is not None and end < prompt:
-            end = max(start, end // self._grid * self._grid)
-        return end - start
+        row, most = whole_number("row", row), whole_number("most", most)
+        self.requests.check_live(np.array([row]), "cut a chunk of")
+        return next_chunk_tokens(self.requests, self._sharing, self._grid, row, most)
 
     def prepare_step(
         self, rows: npt.ArrayLike, counts: npt.ArrayLike
@@ -374,7 +392,17 @@ class KVStorage:
         return self._backups.restore(backups)
 
     def use_cache(self, cache: PrefixCache) -> None:
-        """Have admission count what `cache` could evict, and takes evict it; raises `StorageError` for a second one."""
+        """Have admission count what `cache` could evict, and takes evict it.
+
+        Raises `StorageError` for a second cache, and while a request is in service: whether its promise can be kept has been asked
+        without what the cache holds.
+        """
+        rows = self.requests.live_rows()
+        if len(rows):
+            raise StorageError(
+                f"cannot use a prefix cache while rows {rows.tolist()} are in use: what they were promised was laid out without "
+                "what it holds; give it before the first request"
+            )
         self._takes.use(cache)
 
     def watch_sharing(self, observer: SharingObserver) -> None:

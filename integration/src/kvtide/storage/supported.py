@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvtide.arena import TensorDevice
+from kvtide.arena import KVArena, TensorDevice
 from kvtide.device import ImmediateStreams
 from kvtide.plan import KVStoragePlan
 from kvtide.sizing import ServingPolicy
@@ -18,7 +18,13 @@ def check_policy(policy: ServingPolicy) -> None:
 
 
 def check_device(device: TensorDevice) -> None:
-    """Raise `StorageError` for a device that works asynchronously and has no streams to order that work with (row K4)."""
+    """Raise `StorageError` for a device without tensors, and for one that works asynchronously and has no streams to order that work (K4)."""
+    if not isinstance(getattr(device, "arena", None), KVArena):
+        raise StorageError(
+            f"cannot run {type(device).__name__}: it has no tensors that kernels could index, such as `arena`; make a "
+            "kvtide.arena.TensorDevice over the arena that make_device is called with, to model one "
+            "kvtide.engine.ModelledTensorDevice"
+        )
     memory = device.arena.bytes.device.type
     if isinstance(device, ImmediateStreams) and memory != "cpu":
         raise StorageError(

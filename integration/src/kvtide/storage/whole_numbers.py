@@ -1,6 +1,9 @@
-"""Arrays of ids and counts from a scheduler: int64 without rounding, or an error that names them."""
+"""Ids, counts and lengths from a scheduler, of Python, NumPy or torch: whole numbers without rounding, or an error that names them."""
 
 from __future__ import annotations
+
+import operator
+from typing import SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
@@ -9,12 +12,26 @@ from kvtide.device import IntArray
 from kvtide.storage.errors import StorageError
 
 
+def whole_number(name: str, value: SupportsIndex) -> int:
+    """`value` as an int; raises `StorageError` for anything but a whole number."""
+    # A bool counts as a number in Python, and as a slip here.
+    if not isinstance(value, bool | np.bool_):
+        try:
+            return operator.index(value)
+        except TypeError:
+            pass
+    raise StorageError(f"{name} must be a whole number, found {value!r}")
+
+
 def whole_numbers(name: str, values: npt.ArrayLike) -> IntArray:
     """`values` as one-dimensional int64, a copy; raises `StorageError` for anything but whole numbers that fit."""
     if isinstance(values, np.ndarray) and values.dtype == np.int64 and values.ndim == 1:
         copied: IntArray = values.copy()
         return copied
-    array = np.asarray(values)
+    try:
+        array = np.asarray(values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise StorageError(f"{name} must be a list or array of whole numbers: {error}") from error
     if array.ndim > 1 or (array.size and array.dtype.kind not in "iu"):
         raise StorageError(f"{name} must be a list or array of whole numbers, found {values!r}")
     if array.size and (array.max() > np.iinfo(np.int64).max):

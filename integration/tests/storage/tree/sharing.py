@@ -248,8 +248,8 @@ class SharingWorld:
             # A budget below the grid leaves no chunk but a prompt's last; the scheduler waits until it can give more.
             grid = self.storage.sized.policy.grid_tokens(self.storage.plan)
             budget = self.random.choice((CHUNK, CHUNK, 4 if grid is None else grid - 1))
-            few = self.storage.chunk_tokens(chosen[0].row, budget)
-            counts = [few or self.storage.chunk_tokens(chosen[0].row, CHUNK // 2)]
+            few = self.storage.next_chunk_tokens(chosen[0].row, budget)
+            counts = [few or self.storage.next_chunk_tokens(chosen[0].row, CHUNK // 2)]
         elif decoding:
             chosen = [client for client in decoding if self.random.random() < 0.8] or decoding
             counts = [1] * len(chosen)

@@ -118,7 +118,7 @@ def test_chunks_are_cut_where_a_checkpoint_serves_most() -> None:
     storage = shared_storage(STATEFUL, 1 << 14, CheckpointStrategy.EXTRA_BUFFER, overlap=False)
     row = admitted(storage, list(range(23)), 1)
     chunks = []
-    while count := storage.chunk_tokens(row, CHUNK - 1):
+    while count := storage.next_chunk_tokens(row, CHUNK - 1):
         chunks.append(count)
         advanced(storage, recorded(storage, row, count))
     assert chunks == [4, 4, 4, 4, 4, 3]
@@ -128,14 +128,14 @@ def test_chunks_are_cut_where_a_checkpoint_serves_most() -> None:
     storage._sharing.evict_until(lambda units: units["state"] >= 5)
     row = admitted(storage, [*range(9), *range(100, 120)], 1)
     assert storage.requests.cached_tokens[row] == 0
-    assert storage.chunk_tokens(row, CHUNK) == 8
+    assert storage.next_chunk_tokens(row, CHUNK) == 8
     storage.release([row])
     with_longer_chunks = shared_storage(STATEFUL, 1 << 14, CheckpointStrategy.NO_BUFFER, overlap=False)
     row = admitted(with_longer_chunks, list(range(6)), 1)
     advanced(with_longer_chunks, recorded(with_longer_chunks, row, 6))
     with_longer_chunks.release([row])
     row = admitted(with_longer_chunks, [0, 1, 2, 3, 9, 9, 9, 9, 9], 1)
-    assert with_longer_chunks.chunk_tokens(row, CHUNK) == 4, "the state at six is of another suffix"
+    assert with_longer_chunks.next_chunk_tokens(row, CHUNK) == 4, "the state at six is of another suffix"
 
 
 @pytest.mark.requirement("K7", "K8")
@@ -147,8 +147,8 @@ def test_a_window_that_was_retired_past_a_shared_prefix_is_kept_where_the_next_p
     for own in range(3):
         row = admitted(storage, [*range(6), *[100 + own] * 7], 1)
         cached.append(int(storage.requests.cached_tokens[row]))
-        chunks.append(storage.chunk_tokens(row, CHUNK))
-        while count := storage.chunk_tokens(row, CHUNK):
+        chunks.append(storage.next_chunk_tokens(row, CHUNK))
+        while count := storage.next_chunk_tokens(row, CHUNK):
             advanced(storage, recorded(storage, row, count))
         storage.release([row])
     assert cached == [0, 0, 6]
@@ -177,7 +177,7 @@ def test_a_chunk_that_meets_the_grid_finds_a_slot_though_all_are_taken(state_slo
             break
         rows.append(int(more[0]))
     for row in rows[1:]:
-        while count := storage.chunk_tokens(row, CHUNK):
+        while count := storage.next_chunk_tokens(row, CHUNK):
             advanced(storage, recorded(storage, row, count), 7)
     for token in range(3):
         advanced(storage, recorded(storage, first, 1), token)
@@ -284,7 +284,7 @@ def test_a_stage_without_states_restores_what_the_others_can() -> None:
     policy = ServingPolicy(strategy=CheckpointStrategy.EXTRA_BUFFER, checkpoint_interval=GRID)
     storage = shared_storage(plan, 1 << 14, policy.strategy, overlap=False, policy=policy)
     row = admitted(storage, list(range(14)), 1)
-    while count := storage.chunk_tokens(row, CHUNK):
+    while count := storage.next_chunk_tokens(row, CHUNK):
         advanced(storage, recorded(storage, row, count))
     storage.release([row])
     row = admitted(storage, list(range(11)), 1)

@@ -20,9 +20,9 @@ def test_a_budget_below_the_grid_has_no_chunk_but_a_prompts_last() -> None:
     sharing, plain = admitted(storage, list(range(6)), 1), storage.admit([6], [1])
     assert not isinstance(plain, AdmissionRefusal), str(plain)
     for row in (sharing, int(plain[0])):
-        assert [storage.chunk_tokens(row, most) for most in range(GRID + 1)] == [0] * GRID + [GRID]
+        assert [storage.next_chunk_tokens(row, most) for most in range(GRID + 1)] == [0] * GRID + [GRID]
         advanced(storage, recorded(storage, row, GRID))
-        assert [storage.chunk_tokens(row, most) for most in (0, 1, 2)] == [0, 0, 2]
+        assert [storage.next_chunk_tokens(row, most) for most in (0, 1, 2)] == [0, 0, 2]
         advanced(storage, recorded(storage, row, 2), 50)
         storage.release([row])
     storage.verify_idle()

@@ -197,7 +197,7 @@ class Walked:
                 asked = self.scope.requests[index]
                 prompt, at = len(asked.prompt), self.prepared[index]
                 if at < prompt:
-                    for count in {self.storage.chunk_tokens(row, most) for most in (2, 8)}:
+                    for count in {self.storage.next_chunk_tokens(row, most) for most in (2, 8)}:
                         yield Step("launch", index, count)
                 elif at < prompt + asked.output - 1:
                     yield Step("launch", index, 1)

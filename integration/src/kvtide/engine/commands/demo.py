@@ -38,6 +38,14 @@ DEFAULT_PAGE_SIZES = (1, 16)
 SHOWN_TEXTS = 4
 """Continuations shown of a trained model."""
 
+LEFT_OUT = {
+    Rule.BARRIER: "the schedule stream does not wait for the read end of the newest forward",
+    Rule.CLEARANCE: "the schedule stream does not wait for forwards that may still read what it is about to write",
+    Rule.ZEROING: "pages and state slots are handed out as their last owner left them",
+    Rule.TRANSLATE: "forwards are not told where a page that has moved lies",
+}
+"""What the demo says that `--break` leaves out."""
+
 
 @click.command("demo")
 @click.option(
@@ -107,12 +115,8 @@ def command(
 ) -> None:
     """Serve real hybrid models from one arena and check every token and logit."""
     _quiet_libraries()
-    settings = _settings(
-        seed,
-        Loop(loop_name),
-        CheckpointStrategy(strategy_name),
-        None if rule_name is None else Rule(rule_name),
-    )
+    rule = None if rule_name is None else Rule(rule_name)
+    settings = _settings(seed, Loop(loop_name), CheckpointStrategy(strategy_name), rule)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -133,14 +137,21 @@ def command(
             stderr.print(_line(run), highlight=False, soft_wrap=True)
             runs.append(run)
     if as_json:
-        click.echo(
-            json.dumps({"equal": all(run.is_right for run in runs), "runs": list(map(_document, runs))})
-        )
+        document = {
+            "broken": rule_name,
+            "equal": all(run.is_right for run in runs),
+            "runs": list(map(_document, runs)),
+        }
+        click.echo(json.dumps(document))
     else:
+        if rule is not None:
+            _print_rule(stdout, rule)
         _print_texts(stdout, runs)
         stdout.print(_table(runs))
         stdout.print(_TABLE_NOTES.format(requests=runs[0].request_count), highlight=False, soft_wrap=True)
         _print_differences(stdout, runs)
+        if rule is not None:
+            _print_unseen(stdout, rule, runs)
         stdout.print(
             f"A picture of each arena over time: {folder.resolve()}", soft_wrap=True, highlight=False
         )
@@ -259,18 +270,52 @@ def _one_line(text: str) -> str:
     return escape(shown)
 
 
+def _print_rule(console: Console, rule: Rule) -> None:
+    """What is left out, before anything that comes of it."""
+    console.print(
+        f"[bold]Without {rule.value}[/]: {LEFT_OUT[rule]}. Prefixes are not shared meanwhile.",
+        soft_wrap=True,
+        highlight=False,
+    )
+
+
 def _print_differences(console: Console, runs: Sequence[DemoRun]) -> None:
-    for run in runs:
-        for difference in (run.check.logits, *run.check.tokens):
-            if difference is not None:
-                console.print(
-                    f"[red]{run.model.name}, page size {run.page_tokens}[/]: {escape(str(difference))}"
-                )
-        if run.races:
-            console.print(
-                f"[red]{run.model.name}, page size {run.page_tokens}[/]: {len(run.races)} accesses that nothing orders, first: "
-                f"{escape(run.races[0])}"
-            )
+    found = [
+        (run, str(difference))
+        for run in runs
+        for difference in (run.check.logits, *run.check.tokens)
+        if difference is not None
+    ]
+    found += [
+        (run, f"{len(run.races)} accesses that nothing orders, first: {run.races[0]}")
+        for run in runs
+        if run.races
+    ]
+    for where, text in _by_hooks(found):
+        console.print(f"[red]{where}[/]: {escape(text)}", soft_wrap=True)
+
+
+def _print_unseen(console: Console, rule: Rule, runs: Sequence[DemoRun]) -> None:
+    """Where the rule was left out and nothing came of it: a check that passes in silence would look like one that cannot fail."""
+    why = (
+        "what was there before is written over, or hidden by a mask, before it is read"
+        if rule is Rule.ZEROING
+        else "try another seed or page size"
+    )
+    text = f"nothing went wrong without {rule.value}: {why}"
+    for where, said in _by_hooks([(run, text) for run in runs if run.is_right]):
+        console.print(f"[yellow]{where}[/]: {said}", soft_wrap=True, highlight=False)
+
+
+def _by_hooks(said: Sequence[tuple[DemoRun, str]]) -> list[tuple[str, str]]:
+    """Where something is so and what, a line each: once, with the hooks of the model that it is so with."""
+    hooks: dict[tuple[str, int, str], list[str]] = {}
+    for run, text in said:
+        hooks.setdefault((run.model.name, run.page_tokens, text), []).append(run.hook.value)
+    return [
+        (f"{name}, page size {page_tokens}, {' and '.join(names)}", text)
+        for (name, page_tokens, text), names in hooks.items()
+    ]
 
 
 def _document(run: DemoRun) -> Mapping[str, Any]:
