@@ -28,6 +28,9 @@ from kvtide.simulation.uses import Kind, Use, UseBook
 
 T = TypeVar("T")
 
+HOW = ("in place", "settled", "moved")
+"""What a take may need, from the least."""
+
 
 @attrs.frozen(eq=False)
 class Handed:
@@ -43,7 +46,7 @@ class Handed:
     """Band → those of them that the taking forward is to write whole."""
 
     how: str
-    """What it took: "in place", "settled" or "moved"."""
+    """What it took, one of `HOW`."""
 
     @property
     def pages(self) -> IntArray:
@@ -295,13 +298,7 @@ class Allocators:
             return None
         units, promised = self.note_taken(taken[0], bands)
         now = self.figures()
-        how = (
-            "moved"
-            if now.moved > figures.moved
-            else "settled"
-            if now.settles > figures.settles
-            else "in place"
-        )
+        how = HOW[2 if now.moved > figures.moved else int(now.settles > figures.settles)]
         return Handed(taken, units, promised, how)
 
     def free(self, band: SimulatedBand, units: IntArray) -> None:

@@ -28,6 +28,7 @@ CHECKS: Mapping[str, str] = MappingProxyType(
         "disturbed_use": "Fixed units stay where they are, and nobody else gets bytes that a use keeps from others.",
         "misuse_accepted": "A call that names what it may not name raises `ChainError`, at launch `InvariantError`.",
         "ledger_leak": "At rest the ledger keeps no record of work that ended; with nothing held the arena is empty.",
+        "undeclared_outcome": "An operation says only what it has declared that it may say.",
         "unexpected_error": "A legal call raises nothing.",
     }
 )
