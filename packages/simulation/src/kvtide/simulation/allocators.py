@@ -22,6 +22,7 @@ from kvtide.simulation.claims import held_places, immovable, moved_holds
 from kvtide.simulation.failures import CheckFailedError
 from kvtide.simulation.rank import Rank, free, modelled_device
 from kvtide.simulation.reach import Need, some_layout_holds
+from kvtide.simulation.refusals import check_refusal, freeable_units
 from kvtide.simulation.scenario import Scenario
 from kvtide.simulation.shadow import Shadow
 from kvtide.simulation.uses import Kind, Use, UseBook
@@ -294,7 +295,7 @@ class Allocators:
             )
         if not taken:
             self.check_unchanged("a refused take", before)
-            self.facts["refusals"] += 1
+            self.note_refused(answers[0], asked)
             return None
         units, promised = self.note_taken(taken[0], bands)
         now = self.figures()
@@ -330,6 +331,13 @@ class Allocators:
         self.facts["units promised"] += sum(map(len, promised.values()))
         self.facts["units of older pages bound"] += sum(len(one.held) for one in (bands or {}).values())
         return units, promised
+
+    def note_refused(self, answer: Taken | TakeRefusal | None, asked: Mapping[str, int]) -> None:
+        """A call for `asked` was refused; what the refusal says beside that is compared with every layout."""
+        if isinstance(answer, TakeRefusal):
+            freeable = freeable_units(self.uses, self.layout, self.ranks[0])
+            check_refusal(answer, asked, layout=self.layout, freeable=freeable, holds=self.some_layout_holds)
+        self.facts["refusals"] += 1
 
     def note_freed(self, band: SimulatedBand, units: IntArray) -> None:
         """Pages of one attention band, or state slots, were freed."""

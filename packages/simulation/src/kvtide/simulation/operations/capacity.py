@@ -74,6 +74,7 @@ class EnsureCapacity:
             )
         if answer is not None:
             world.check_unchanged("a refused ensure_capacity", before)
+            world.note_refused(answer, asked)
             return "refused"
         outcome = ROOM[world.figures().moved > moved]
         slots = 0 if world.state is None else asked[world.state.name]
