@@ -14,6 +14,7 @@ from kvtide.simulation.actions import (
     Numbers,
     Operation,
     installed_operations,
+    not_reached,
 )
 from kvtide.simulation.allocators import Handed
 from kvtide.simulation.bands import SimulatedBand
@@ -25,6 +26,7 @@ from kvtide.simulation.mutations import MUTATIONS, Hunt, Mutation, hunt
 from kvtide.simulation.operations import OPERATIONS
 from kvtide.simulation.operations.capacity import draw_units
 from kvtide.simulation.operations.choices import draw_bits, one_of, some_of, some_places
+from kvtide.simulation.operations.phrases import UNDER, phrases, under
 from kvtide.simulation.rank import Rank
 from kvtide.simulation.real import DEVICE_KINDS, RealDevice, open_device, run_seed_on
 from kvtide.simulation.requests import Batch, BatchEntry, BatchTake, Request
@@ -60,6 +62,7 @@ __all__ = [
     "OPERATION_GROUP",
     "SCENARIOS",
     "SHAPES",
+    "UNDER",
     "Action",
     "BandDraft",
     "Batch",
@@ -107,9 +110,11 @@ __all__ = [
     "hunt",
     "installed_operations",
     "load_case",
+    "not_reached",
     "one_of",
     "open_device",
     "parts_of",
+    "phrases",
     "read_trace",
     "record_seed",
     "repeat",
@@ -123,4 +128,5 @@ __all__ = [
     "some_places",
     "sweep",
     "told",
+    "under",
 ]

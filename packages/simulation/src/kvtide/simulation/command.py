@@ -21,7 +21,7 @@ from rich.markup import escape
 from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 from rich.table import Table
 
-from kvtide.simulation.actions import installed_operations
+from kvtide.simulation.actions import installed_operations, not_reached
 from kvtide.simulation.cases import Case, installed_versions, load_case, save_case
 from kvtide.simulation.failures import CHECKS
 from kvtide.simulation.real import DEVICE_KINDS, open_device, run_seed_on
@@ -214,9 +214,17 @@ def _print_totals(console: Console, totals: Totals, seconds: float) -> None:
     table.add_column("operation")
     table.add_column("outcome")
     table.add_column("times", justify="right")
+    rows = [
+        (operation, outcome, f"{times:,}") for (operation, outcome), times in sorted(totals.coverage.items())
+    ]
+    missing = not_reached(installed_operations(), totals.coverage)
+    rows += [
+        (operation, f"not reached: {'; '.join(outcomes)}", "") for operation, outcomes in missing.items()
+    ]
     last = ""
-    for (operation, outcome), times in sorted(totals.coverage.items()):
-        table.add_row(operation if operation != last else "", escape(outcome), f"{times:,}")
+    # In the order of operations, of each what was not reached last.
+    for operation, outcome, times in sorted(rows, key=lambda row: row[0]):
+        table.add_row(operation if operation != last else "", escape(outcome), times)
         last = operation
     console.print(table)
     facts = ", ".join(f"{count:,} {fact}" for fact, count in sorted(totals.facts.items()))
@@ -260,6 +268,7 @@ def _document(totals: Totals, seconds: float, files: dict[int, Path]) -> dict[st
         "actions_per_second": round(totals.actions / seconds, 1),
         "versions": installed_versions(),
         "coverage": coverage,
+        "not_reached": not_reached(installed_operations(), totals.coverage),
         "facts": dict(sorted(totals.facts.items())),
         "failures": [
             {

@@ -8,7 +8,7 @@ from typing import TextIO
 import attrs
 
 from kvtide.simulation import checks
-from kvtide.simulation.actions import Operation, installed_operations
+from kvtide.simulation.actions import Operation, carry_out, installed_operations
 from kvtide.simulation.cases import installed_versions
 from kvtide.simulation.run import run_seed
 from kvtide.simulation.scenario import Scenario
@@ -48,7 +48,7 @@ def record_seed(
     recorder = TraceRecorder(out, header, rank.chain)
     rank.chain, rank.steps = recorder.chain, recorder.steps
     for action in run.actions:
-        known[action.operation].apply(world, action.numbers)
+        carry_out(action, world, known)
     checks.at_end(world)
     return recorder.line_count
 
