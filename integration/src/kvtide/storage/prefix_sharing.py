@@ -152,8 +152,9 @@ class PrefixSharing:
 
         Behind this call nothing can come in the way of `begin`.
         """
-        hits = [place for place, lock in enumerate(locks) if self.tree.state_slot(lock) != _NO_STATE]
-        self._copy([self.tree.state_slot(locks[place]) for place in hits], slots[hits].tolist())
+        kept = np.array([self.tree.state_slot(lock) for lock in locks], np.int64)
+        is_hit = kept != _NO_STATE
+        self._copy(kept[is_hit], slots[is_hit])
         for lock in locks:
             self.tree.state_copied(lock)
 
@@ -207,17 +208,16 @@ class PrefixSharing:
         """A forward was recorded that brings rows to `ends` tokens: keep the states that lie on the grid."""
         if not self._has_state or self._grid is None:
             return
-        sources: list[int] = []
-        targets: list[int] = []
         is_due = self._rows.is_shared[rows] & (ends % self._grid == 0)
-        for row, end in zip(rows[is_due].tolist(), ends[is_due].tolist(), strict=True):
-            before = self.tracking.count(row)
-            slot = self.tracking.due(row, end)
-            self._count_slots(row, self.tracking.count(row) - before)
-            if slot is not None:
-                sources.append(int(self._requests.state_slots[row]))
-                targets.append(slot)
-        self._copy(sources, targets)
+        if not is_due.any():
+            return
+        rows = rows[is_due]
+        of_rows = rows.tolist()
+        before = self.tracking.counts(of_rows)
+        slots = self.tracking.due(of_rows, ends[is_due].tolist())
+        self._count_slots(rows, self.tracking.counts(of_rows) - before)
+        is_kept = slots >= 0
+        self._copy(self._requests.state_slots[rows[is_kept]], slots[is_kept])
 
     def advance(self, rows: IntArray, chosen: IntArray | None) -> None:
         """Rows have come to their lengths, and their windows have retired; `chosen[i]`: the token behind row `rows[i]`'s, −1 for none."""
@@ -227,13 +227,16 @@ class PrefixSharing:
         if chosen is not None:
             self._rows.learn(rows, lengths, chosen)
         self._let_go(rows)
-        for row, length in self._due(rows, lengths):
-            if not self._has_state:
+        due = self._due(rows, lengths)
+        if not due:
+            return
+        if self._copies_running and self._has_state:
+            self._hand_over_copies(due)
+        elif self._has_state:
+            self._hand_over_checkpoints(due)
+        else:
+            for row, length in due:
                 self._hand_over(row, length // self._page_tokens)
-            elif self._copies_running:
-                self._hand_over_copy(row, length)
-            else:
-                self._hand_over_checkpoint(row, length)
 
     def release(self, rows: IntArray) -> None:
         """Rows are over: hand over what a hit could end in, and let go of the tree."""
@@ -254,7 +257,9 @@ class PrefixSharing:
                     self._requests.state_slots[row] = _NO_STATE
                     self._count_slots(row, -1)
             if self._has_state:
-                self._drop_slots(row, self.tracking.end(row))
+                slots = self.tracking.end(row)
+                self._free_slots(slots)
+                self._count_slots(row, -len(slots))
             # The rest of its columns go with what they name; these would go on naming what the tree may let go of.
             end = min(int(self._rows.ends[row]), int(self._requests.page_counts[row]))
             self._requests.forget(np.array([row]), np.array([0]), np.array([end]))
@@ -314,28 +319,38 @@ class PrefixSharing:
             self._units.let_go(row, self._rows.recount(row))
             self._forget_let_go(row)
 
-    def _hand_over_checkpoint(self, row: int, length: int) -> None:
-        slot = self.tracking.arrived(row, length)
-        if slot is None:
+    def _hand_over_checkpoints(self, due: Sequence[tuple[int, int]]) -> None:
+        """States at these lengths of rows, as far as they were not forgone; the rows then hold what they do at rest."""
+        arrived: list[int] = []
+        for row, length in due:
+            slot = self.tracking.arrived(row, length)
+            if slot is None:
+                continue
+            arrived.append(row)
+            if self._hand_over(row, length // self._page_tokens, slot):
+                self._count_slots(row, -1)
+            else:
+                self.tracking.keep(row, slot)
+        if not arrived:
             return
-        if self._hand_over(row, length // self._page_tokens, slot):
-            self._count_slots(row, -1)
-        else:
-            self.tracking.keep(row, slot)
-        before = self.tracking.count(row)
-        given_up = self.tracking.replace(row)
-        self._count_slots(row, self.tracking.count(row) + len(given_up) - before)
-        self._drop_slots(row, given_up)
+        before = self.tracking.counts(arrived)
+        self._free_slots(self.tracking.give_up(arrived))
+        self.tracking.replace(arrived)
+        self._count_slots(np.array(arrived), self.tracking.counts(arrived) - before)
 
-    def _hand_over_copy(self, row: int, length: int) -> None:
-        """Of the running state, for a request that goes on."""
-        slots = self._takes.try_slots(1)
-        if slots is None:
-            self.tracking.stalls[NO_TRACKING_SLOT] += 1
-            return
-        self._copy([int(self._requests.state_slots[row])], slots.tolist())
-        if not self._hand_over(row, length // self._page_tokens, int(slots[0])):
-            self._chain.free_state_slots(slots)
+    def _hand_over_copies(self, due: Sequence[tuple[int, int]]) -> None:
+        """Of running states, for requests that go on; what finds no slot is forgone."""
+        slots = self._takes.try_most_slots(len(due))
+        if len(slots) < len(due):
+            self.tracking.stalls[NO_TRACKING_SLOT] += len(due) - len(slots)
+        served = due[: len(slots)]
+        self._copy(self._requests.state_slots[[row for row, _ in served]], slots)
+        unused = [
+            slot
+            for (row, length), slot in zip(served, slots.tolist(), strict=True)
+            if not self._hand_over(row, length // self._page_tokens, slot)
+        ]
+        self._free_slots(np.array(unused, np.int64))
 
     def _hand_over(self, row: int, end: int, state: int = _NO_STATE) -> bool:
         """Give the tree the row's pages up to `end`, and its state there; whether it took the state.
@@ -387,22 +402,20 @@ class PrefixSharing:
         self._free(inserted.freed)
         self._requests.replace(row, first, inserted.pages)
 
-    def _count_slots(self, row: int, change: int) -> None:
+    def _count_slots(self, rows: int | IntArray, changes: int | IntArray) -> None:
         if self._state_place is not None:
-            self._units.counts[self._state_place, row] += change
+            self._units.counts[self._state_place, rows] += changes
 
-    def _drop_slots(self, row: int, slots: IntArray) -> None:
+    def _free_slots(self, slots: IntArray) -> None:
         if len(slots):
             self._chain.free_state_slots(slots)
-            self._count_slots(row, -len(slots))
 
-    def _copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        if not sources:
+    def _copy(self, sources: IntArray, targets: IntArray) -> None:
+        if not len(sources):
             return
-        slots = np.array([sources, targets], np.int64)
-        self._chain.copy_state_slots(slots[0], slots[1])
+        self._chain.copy_state_slots(sources, targets)
         if self.observer is not None:
-            self.observer.states_copied(slots[0], slots[1])
+            self.observer.states_copied(sources, targets)
 
     def _free(self, units: Mapping[str, IntArray]) -> None:
         for name, virtual in units.items():

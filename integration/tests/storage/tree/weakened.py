@@ -119,14 +119,7 @@ def _floor_waits_for_the_checkpoint(patch: pytest.MonkeyPatch) -> None:
 def _slots_beyond_the_price(patch: pytest.MonkeyPatch) -> None:
     """A checkpoint that finds no slot among its row's takes one of whatever is free."""
 
-    def take(tracking: TrackingSlots, row: int) -> bool:
-        slots = tracking._takes.try_slots(1)
-        if slots is None:
-            return False
-        tracking._free[row] += slots.tolist()
-        return True
-
-    patch.setattr(TrackingSlots, "_take", take)
+    patch.setattr(TrackingSlots, "_is_priced", lambda *_: True)
 
 
 def _pins_forgotten(patch: pytest.MonkeyPatch) -> None:
