@@ -15,7 +15,7 @@ import torch
 from kvtide.arena import TensorDevice, gather_pages, token_slots, translate_ids, write_tokens
 from kvtide.device import IntArray
 from kvtide.ledger import InvariantChecks
-from kvtide.storage.row_state import RowBeginnings, RowState
+from kvtide.storage.row_state import RowState
 
 
 @attrs.frozen(eq=False)
@@ -73,17 +73,17 @@ class UnresolvedIds:
     state_slots: IntArray
     """Virtual state slot of each row."""
 
-    beginnings: RowBeginnings
-    """Rows handed out since the launch before, in this forward or not."""
+    reset_rows: IntArray
+    """Rows handed out since the launch before that begin anew, in this forward or not."""
 
     reset_lengths: IntArray
-    """Tokens that each of those that begin anew was given with a hit."""
+    """Tokens that each of them was given with a hit."""
 
     translator: IdTranslator
     """Of the storage that launched it."""
 
     def resolve(self) -> ForwardIds:
-        """Reset or restore the rows that were handed out, and translate: the forward's metadata phase, before its kernels.
+        """Reset the rows that were handed out, and translate: the forward's metadata phase, before its kernels.
 
         It runs on the forward's stream, whichever is torch's current one. The upload is ordered before that stream, and the next upload
         behind the read end. The ids hold for work on that stream: queue the kernels under `device.on_stream(device.forward_stream)`.
@@ -144,16 +144,14 @@ class IdTranslator:
             ids.write_rows,
             ids.write_positions,
             ids.state_slots,
-            ids.beginnings.resets,
+            ids.reset_rows,
             ids.reset_lengths,
         )
         rows, write_rows, write_positions, virtual_slots, reset_rows, reset_lengths = self._device.send(
             self._device.forward_stream, sent
         )
-        if len(ids.beginnings.resets):
+        if len(ids.reset_rows):
             self._row_state.reset(reset_rows, reset_lengths)
-        for row, kept in ids.beginnings.restored.items():
-            self._row_state.restore(row, kept.row_state)
         virtual_tables = self._rows[rows, : ids.page_columns]
         write_slots: dict[str, torch.Tensor] = {}
         page_tables: dict[str, torch.Tensor] = {}

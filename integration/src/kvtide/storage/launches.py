@@ -76,7 +76,7 @@ class Launches:
             write_rows=write_rows,
             write_positions=write_positions,
             state_slots=requests.state_slots[step.rows],
-            beginnings=step.beginnings,
+            reset_rows=step.beginnings.resets,
             reset_lengths=requests.cached_tokens[step.beginnings.resets],
             translator=self._translator,
         )
