@@ -290,9 +290,7 @@ class Backups:
                     self._device.copy_from_host(
                         self._device.copy_stream, part.backup.memory, first_byte, grid, physical
                     )
-            self._device.queue_work(
-                self._device.copy_stream, lambda: self._restore_row_states(rows, backups)
-            )
+            self._device.queue_work(self._device.copy_stream, lambda: self._restore_row_states(rows, backups))
         except BaseException:
             self._copies.give_up()
             self._free(parts)

@@ -73,7 +73,9 @@ class TrackingSlots:
                 self.stalls[NO_TRACKING_SLOT] += 1
         if self._takes_second_when_due:
             # Without it the next checkpoint is forgone, if it is due before this one is the tree's.
-            self._take([row for row, slot in zip(rows, slots.tolist(), strict=True) if slot >= 0 and not free[row]])
+            self._take(
+                [row for row, slot in zip(rows, slots.tolist(), strict=True) if slot >= 0 and not free[row]]
+            )
         return slots
 
     def arrived(self, row: int, length: int) -> int | None:

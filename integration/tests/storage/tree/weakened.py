@@ -118,7 +118,6 @@ def _floor_waits_for_the_checkpoint(patch: pytest.MonkeyPatch) -> None:
 
 def _slots_beyond_the_price(patch: pytest.MonkeyPatch) -> None:
     """A checkpoint that finds no slot among its row's takes one of whatever is free."""
-
     patch.setattr(TrackingSlots, "_is_priced", lambda *_: True)
 
 
