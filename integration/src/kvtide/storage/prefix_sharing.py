@@ -16,7 +16,7 @@ a copy of it goes over behind each chunk that ends a page, and at the end the sl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -235,15 +235,17 @@ class PrefixSharing:
         elif self._has_state:
             self._hand_over_checkpoints(due)
         else:
-            for row, length in due:
-                self._hand_over(row, length // self._page_tokens)
+            for row, end, kept in self._ends(due):
+                self._hand_over(row, end, kept)
 
     def release(self, rows: IntArray) -> None:
         """Rows are over: hand over what a hit could end in, and let go of the tree."""
-        for row in rows[self._rows.is_shared[rows]].tolist():
-            length = int(min(self._requests.lengths[row], self._rows.known[row]))
+        rows = rows[self._rows.is_shared[rows]]
+        lengths = np.minimum(self._requests.lengths[rows], self._rows.known[rows]).tolist()
+        over = list(zip(rows.tolist(), lengths, strict=True))
+        for (row, length), (_, end, kept) in zip(over, self._ends(over), strict=True):
             if not self._has_state:
-                self._hand_over(row, length // self._page_tokens)
+                self._hand_over(row, end, kept)
             elif (
                 self._copies_running
                 and length % self._page_tokens == 0
@@ -251,9 +253,7 @@ class PrefixSharing:
                 and self._requests.state_is_of(row, length)
             ):
                 slot = int(self._requests.state_slots[row])
-                if length // self._page_tokens > self._rows.ends[row] and self._hand_over(
-                    row, length // self._page_tokens, slot
-                ):
+                if end > self._rows.ends[row] and self._hand_over(row, end, kept, slot):
                     self._requests.state_slots[row] = _NO_STATE
                     self._count_slots(row, -1)
             if self._has_state:
@@ -261,8 +261,8 @@ class PrefixSharing:
                 self._free_slots(slots)
                 self._count_slots(row, -len(slots))
             # The rest of its columns go with what they name; these would go on naming what the tree may let go of.
-            end = min(int(self._rows.ends[row]), int(self._requests.page_counts[row]))
-            self._requests.forget(np.array([row]), np.array([0]), np.array([end]))
+            named = min(int(self._rows.ends[row]), int(self._requests.page_counts[row]))
+            self._requests.forget(np.array([row]), np.array([0]), np.array([named]))
             lock, charged = self._rows.close(row)
             self.tree.unlock(lock)
             self._units.let_go(row, charged)
@@ -322,12 +322,12 @@ class PrefixSharing:
     def _hand_over_checkpoints(self, due: Sequence[tuple[int, int]]) -> None:
         """States at these lengths of rows, as far as they were not forgone; the rows then hold what they do at rest."""
         arrived: list[int] = []
-        for row, length in due:
-            slot = self.tracking.arrived(row, length)
+        for row, end, kept in self._ends(due):
+            slot = self.tracking.arrived(row, end * self._page_tokens)
             if slot is None:
                 continue
             arrived.append(row)
-            if self._hand_over(row, length // self._page_tokens, slot):
+            if self._hand_over(row, end, kept, slot):
                 self._count_slots(row, -1)
             else:
                 self.tracking.keep(row, slot)
@@ -347,13 +347,19 @@ class PrefixSharing:
         self._copy(self._requests.state_slots[[row for row, _ in served]], slots)
         unused = [
             slot
-            for (row, length), slot in zip(served, slots.tolist(), strict=True)
-            if not self._hand_over(row, length // self._page_tokens, slot)
+            for (row, end, kept), slot in zip(self._ends(served), slots.tolist(), strict=True)
+            if not self._hand_over(row, end, kept, slot)
         ]
         self._free_slots(np.array(unused, np.int64))
 
-    def _hand_over(self, row: int, end: int, state: int = _NO_STATE) -> bool:
-        """Give the tree the row's pages up to `end`, and its state there; whether it took the state.
+    def _ends(self, due: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, list[int]]]:
+        """Of each row and length: the page where it ends, and the first that the row keeps of each window."""
+        kept = self._units.first_kept_pages(np.array([row for row, _ in due], np.int64), self._window_places)
+        for (row, length), firsts in zip(due, kept.T.tolist(), strict=True):
+            yield row, length // self._page_tokens, firsts
+
+    def _hand_over(self, row: int, end: int, kept: Sequence[int], state: int = _NO_STATE) -> bool:
+        """Give the tree the row's pages up to `end`, and its state there; whether it took the state. `kept` of windows as `_ends` says.
 
         Nothing where there is nothing new, or the scheduler has not said which tokens they hold.
         """
@@ -364,7 +370,6 @@ class PrefixSharing:
             or end * self._page_tokens > self._rows.known[row]
         ):
             return False
-        kept = self._units.first_kept_pages(np.array([row]), self._window_places)[:, 0].tolist()
         page_tokens = self._page_tokens
         inserted = self.tree.insert(
             self._rows.locks[row],
