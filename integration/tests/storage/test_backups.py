@@ -230,6 +230,23 @@ def test_a_row_that_no_forward_has_begun_is_backed_up_as_it_is_to_begin() -> Non
     storage.verify_idle()
 
 
+@pytest.mark.requirement("K2", "H2")
+def test_the_next_forward_waits_for_a_row_state_that_comes_back_without_any_unit() -> None:
+    """No copy of units is open then that it would wait for, and the row was another's."""
+    storage, device = modelled(plan=plan_of(windows=(5,), full=True, state=False, page_tokens=2))
+    former = admitted(storage, 4, 4)
+    done(storage, in_flight(storage, former, 4, chosen=77))
+    storage.release([former])
+    row = admitted(storage, 4, 9)
+    (backup,) = storage.retract_to_host([row])
+    (again,) = restored(storage, backup)
+    assert again == former
+    assert not storage.statistics().backups.copies_in_flight
+    assert device.model.ready_streams(), "nothing was copied yet"
+    done(storage, in_flight(storage, again, 4, chosen=41))
+    assert row_state(storage, again) == (4, 41, 1)
+
+
 # ── the bytes ──
 
 

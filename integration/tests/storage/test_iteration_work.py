@@ -12,7 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kvtide.arena import SCRATCH_BYTES, CPUDevice, KVArena
-from kvtide.device import IntArray, Stream, UnitGrid
+from kvtide.device import Event, IntArray, Stream, UnitGrid
 from kvtide.plan import (
     DType,
     FullLifetime,
@@ -25,10 +25,12 @@ from kvtide.plan import (
     WindowLifetime,
     plan_kv_storage,
 )
-from kvtide.sizing import ROW_STATE_BYTES
+from kvtide.sizing import ROW_STATE_BYTES, CheckpointStrategy, ServingPolicy
 from kvtide.storage import AdmissionRefusal, KVStorage, PreparedStep, build_kv_storage
 
 ROWS = 64
+OPERATIONS = 20
+"""Of torch, to launch and resolve a decode step of three bands on a CPU."""
 
 
 class CountingDevice(CPUDevice):
@@ -54,9 +56,17 @@ class CountingDevice(CPUDevice):
         self.calls["send"] += 1
         return super().send(stream, arrays)
 
+    def wait_event(self, stream: Stream, event: Event) -> None:
+        self.calls["wait"] += 1
+        super().wait_event(stream, event)
+
+    def queue_work(self, stream: Stream, work: Callable[[], None]) -> None:
+        self.calls["work"] += 1
+        super().queue_work(stream, work)
+
 
 class CountedOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it unannotated
-    """Counts what torch is asked to do: on a GPU, each is a launch."""
+    """Counts what torch is asked to do: on a GPU, each is a launch. Views are none."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -64,21 +74,37 @@ class CountedOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # 
 
     def __torch_dispatch__(
         self,
-        func: Callable[..., Any],
+        func: Any,
         types: Any,
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        self.count += 1
+        results = func._schema.returns
+        self.count += all(one.alias_info is None or one.alias_info.is_write for one in results)
         return func(*args, **kwargs or {})
 
 
-def storage_of(device: type[CPUDevice], arena_bytes: int = 400_000, state_elements: int = 6) -> KVStorage:
+GRID_TOKENS = 4
+STRATEGIES = [
+    (CheckpointStrategy.NONE, False),
+    (CheckpointStrategy.NO_BUFFER, False),
+    (CheckpointStrategy.EXTRA_BUFFER, False),
+    (CheckpointStrategy.EXTRA_BUFFER, True),
+    (CheckpointStrategy.EXTRA_BUFFER_LAZY, True),
+]
+
+
+def storage_of(
+    device: type[CPUDevice],
+    arena_bytes: int = 400_000,
+    state_elements: int = 6,
+    policy: ServingPolicy = ServingPolicy(),  # noqa: B008  # a value
+) -> KVStorage:
     attention = MHAGeometry(1, 2, 2, DType.FLOAT32)
     state = StateGeometry((TensorDecl("recurrent", (state_elements,), DType.FLOAT32),))
     plan = plan_kv_storage(
         [
-            KVLayerDecl(0, (KVPart(attention, FullLifetime()), KVPart(state, StateLifetime()))),
+            KVLayerDecl(0, (KVPart(attention, FullLifetime()), KVPart(state, StateLifetime(GRID_TOKENS)))),
             KVLayerDecl(1, (KVPart(attention, WindowLifetime(8)),)),
         ],
         page_tokens=2,
@@ -90,46 +116,76 @@ def storage_of(device: type[CPUDevice], arena_bytes: int = 400_000, state_elemen
         max_context_tokens=40,
         chunk_tokens=16,
         make_device=device,
+        policy=policy,
     )
 
 
 def iteration(storage: KVStorage, rows: IntArray, tokens: int) -> int:
-    """Run one, and count torch's operations between launch and the model's own kernels."""
+    """Run one, and count torch's operations from launch to the model's own kernels."""
     step = storage.prepare_step(rows, np.full(len(rows), tokens))
     assert isinstance(step, PreparedStep)
     with CountedOperations() as operations:
         storage.launch_forward(step).resolve()
     storage.record_forward(step)
     storage.forward_processed(step)
-    storage.advance(step)
+    storage.advance(step, [7] * len(rows))
     return operations.count
 
 
 def admitted(storage: KVStorage, count: int, prompt: int = 10) -> IntArray:
-    rows = storage.admit([prompt] * count, [min(20, 40 - prompt)] * count)
+    tokens = [[row] * prompt for row in range(count)]
+    rows = storage.admit([prompt] * count, [min(20, 40 - prompt)] * count, prompts=tokens)
     assert not isinstance(rows, AdmissionRefusal)
     return rows
 
 
-@pytest.mark.requirement("K3", "V1")
-def test_launches_and_uploads_of_an_iteration_do_not_grow_with_the_batch() -> None:
-    """A launch a request would cost more than the step: one upload brings every table up to date, one translation a band."""
+def work_of(storage: KVStorage, rows: IntArray, tokens: int) -> tuple[int, dict[str, int]]:
+    """Torch's operations of one iteration, and calls of the device."""
+    device = storage.device
+    assert isinstance(device, CountingDevice)
+    device.calls = Counter()
+    operations = iteration(storage, rows, tokens)
+    return operations, dict(device.calls)
+
+
+@pytest.mark.requirement("K1", "K3", "V1")
+@pytest.mark.parametrize(
+    ("strategy", "overlap"), STRATEGIES, ids=lambda value: getattr(value, "value", value)
+)
+def test_launches_and_uploads_of_an_iteration_do_not_grow_with_the_batch(
+    strategy: CheckpointStrategy, overlap: bool
+) -> None:
+    """A launch a request would cost more than the step: one upload brings every table up to date, one translation a band; and rows that reach
+    a checkpoint together, or were restored together, cost no more than one of them.
+    """
     counts = []
     for batch in (2, 7, ROWS):
-        storage = storage_of(CountingDevice)
-        device = storage.device
-        assert isinstance(device, CountingDevice)
+        storage = storage_of(CountingDevice, policy=ServingPolicy(strategy=strategy, overlap=overlap))
         rows = admitted(storage, batch)
-        per_step = []
-        for tokens in (10, 1, 1, 1):
-            device.calls = Counter()
-            operations = iteration(storage, rows, tokens)
-            per_step.append((operations, dict(device.calls)))
+        per_step = [work_of(storage, rows, tokens) for tokens in (8, 2, *[1] * 8)]
+        sharing = storage.statistics().sharing
+        if sharing is not None:
+            # Each row's own: of its first chunk, then of its prompt's end, or of both points of the grid behind that.
+            assert sharing.held_units["state"] == batch * (
+                2 if strategy is CheckpointStrategy.NO_BUFFER else 3
+            )
+            assert not any(sharing.stalled_checkpoints.values())
+        restored = storage.restore(storage.retract_to_host(rows))
+        assert not isinstance(restored, AdmissionRefusal)
+        per_step += [work_of(storage, restored, 1), work_of(storage, restored, 1)]
         counts.append(per_step)
     assert counts[0] == counts[1] == counts[2]
-    assert all(calls["upload"] == calls["send"] == 1 for _, calls in counts[0])
-    # At most one zeroing a band of pages, and none where no row begins a page.
-    assert [calls.get("zero", 0) for _, calls in counts[0]] == [2, 2, 0, 2]
+    calls = [each for _, each in counts[0]]
+    assert all(each["upload"] == each["send"] == 1 for each in calls)
+    # At most one zeroing a band of pages, and none where no row begins a page; a slot that is copied onto is not zeroed.
+    assert [each.get("zero", 0) for each in calls] == [2, 2, 2, 0, 2, 0, 2, 0, 2, 0, 2, 0]
+    copies = {
+        CheckpointStrategy.NONE: [0] * 10,
+        CheckpointStrategy.NO_BUFFER: [1, 1, *[0] * 8],
+    }.get(strategy, [1, 0, 0, 1, 0, 0, 0, 1, 0, 0])
+    assert [each.get("copy", 0) for each in calls] == [*copies, 0, 0]
+    # The upload, the rows' tables, four for the state slots, seven for each band of pages: five translate, two find what is written.
+    assert [operations for operations, _ in counts[0][1:]] == [OPERATIONS] * 11
 
 
 @pytest.mark.requirement("V1", "A6")

@@ -13,9 +13,9 @@ from kvtide.storage.backups import RowBackup
 from kvtide.storage.build import build_kv_storage
 from kvtide.storage.errors import HostMemoryError, StorageError
 from kvtide.storage.forward_ids import ForwardIds, ForwardStateSlots, UnresolvedIds
+from kvtide.storage.handed_pages import SharingObserver
 from kvtide.storage.overcommit import Overcommit
 from kvtide.storage.prefix_cache import PrefixCache
-from kvtide.storage.prefix_sharing import SharingObserver
 from kvtide.storage.read_ends import SharedReadEnds
 from kvtide.storage.refusals import AdmissionRefusal, PromiseRefusal, WillFree
 from kvtide.storage.requests import RequestTable

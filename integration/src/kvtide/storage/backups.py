@@ -3,8 +3,8 @@
     back up   forward stream   … the row's last forward ┤ row state ──> host
               copy stream      waits for it, and for the schedule stream ┤ units ──> host        a COPY_READ of the units
     restore   schedule stream  take: waits, zeroing of nothing
-              copy stream      waits for both streams ┤ host ──> units                          a COPY_WRITE of the units
-              forward stream   the next forward waits for it, brings the row state back, resets nothing
+              copy stream      waits for both streams ┤ host ──> units, row state               a COPY_WRITE of the units
+              forward stream   the next forward waits for it, and resets nothing
 
 What is kept is what the next token of the row reads, of every band: all of full attention, windows as far as they look back, the running
 state; whoever owns them, so pages that are shared are copied too. What counts is what holds behind the last forward that was recorded,
@@ -16,7 +16,7 @@ Nothing waits on the host, but for memory where none is pinned yet. A backup may
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import attrs
@@ -184,8 +184,7 @@ class Backups:
             except BaseException:
                 self._copies.give_up()
                 raise
-        for row in planned:
-            self._copies.begin(f"backup of row {row}", Access.READ, units[row])
+            self._copies.begin(f"backup of rows {list(planned)}", Access.READ, _together(units.values()))
         self._backed_up += len(rows)
         copied = sum(backup.byte_count for backup in planned.values())
         self._bytes_out += copied
@@ -282,6 +281,7 @@ class Backups:
         parts = self._parts(backups, taken)
         # The copies fill every unit, so none is owed its zeroing.
         self._chain.written(taken)
+        rows = self._open(backups, taken.state_slots, promise)
         try:
             self._copies.order()
             for part in parts:
@@ -290,11 +290,13 @@ class Backups:
                     self._device.copy_from_host(
                         self._device.copy_stream, part.backup.memory, first_byte, grid, physical
                     )
+            self._device.queue_work(self._device.copy_stream, lambda: self._restore_row_states(rows, backups))
         except BaseException:
             self._copies.give_up()
             self._free(parts)
+            self._requests.close(rows)
             raise
-        rows = self._open(parts, taken.state_slots, promise)
+        self._begin(rows, parts, promise)
         copied = sum(backup.byte_count for backup in backups)
         self._restored += len(backups)
         self._bytes_in += copied
@@ -333,11 +335,10 @@ class Backups:
             first_slot += backup.slot_count
         return parts
 
-    def _open(self, parts: Sequence[_Part], slots: IntArray, promise: Promise) -> IntArray:
-        """Rows that hold these parts. It cannot fail."""
-        backups = [part.backup for part in parts]
+    def _open(self, backups: Sequence[RowBackup], slots: IntArray, promise: Promise) -> IntArray:
+        """Rows that hold nothing yet but these state slots."""
         prompts = np.array([backup.prompt_tokens for backup in backups], np.int64)
-        rows = self._requests.open(
+        return self._requests.open(
             prompts,
             prompts + np.array([backup.output_tokens - 1 for backup in backups], np.int64),
             slots if len(slots) else np.full(len(backups), -1, np.int64),
@@ -345,14 +346,22 @@ class Backups:
             cached_tokens=np.array([backup.written_tokens for backup in backups], np.int64),
             has_checkpoints=False,
         )
-        self._requests.checkpoint_lengths[rows] = [backup.checkpoint_length for backup in backups]
+
+    def _restore_row_states(self, rows: IntArray, backups: Sequence[RowBackup]) -> None:
+        for row, backup in zip(rows.tolist(), backups, strict=True):
+            self._row_state.restore(row, backup.row_state)
+
+    def _begin(self, rows: IntArray, parts: Sequence[_Part], promise: Promise) -> None:
+        """Let rows hold these parts. It cannot fail."""
+        self._requests.checkpoint_lengths[rows] = [part.backup.checkpoint_length for part in parts]
         self._admission.promise(rows, promise)
         self._units.begin(rows, slots_each=1)
         for row, part in zip(rows.tolist(), parts, strict=True):
             self._units.restore(row, part.backup.pages, part.backup.minted, part.virtual)
-            self._copies.begin(f"restoring of row {row}", Access.WRITE, part.units)
             self._row_resets.restore(row, part.backup)
-        return rows
+        self._copies.begin(
+            f"restoring of rows {rows.tolist()}", Access.WRITE, _together(part.units for part in parts)
+        )
 
     def _free(self, parts: Sequence[_Part]) -> None:
         """What was taken for rows that come to nothing: a virtual page returns with its last holder."""
@@ -376,3 +385,12 @@ class Backups:
             if count:
                 yield band, UnitGrid(band.origin_bytes, band.unit_bytes), first_byte
             first_byte += count * band.unit_bytes
+
+
+def _together(units: Iterable[Mapping[str, IntArray]]) -> dict[str, IntArray]:
+    """By band, each once: rows share pages."""
+    found: dict[str, list[IntArray]] = {}
+    for each in units:
+        for name, virtual in each.items():
+            found.setdefault(name, []).append(virtual)
+    return {name: np.unique(np.concatenate(lists)) for name, lists in found.items()}

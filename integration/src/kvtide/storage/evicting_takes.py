@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
+
 from kvtide.chain import BandTake, ChainAllocator, Taken, TakeRefusal
 from kvtide.device import IntArray
 from kvtide.ledger import InvariantError
 from kvtide.storage.errors import StorageError
 from kvtide.storage.prefix_cache import PrefixCache
+
+_NOTHING: IntArray = np.zeros(0, np.int64)
 
 
 class EvictingTakes:
@@ -18,6 +22,7 @@ class EvictingTakes:
         """No cache."""
         self._chain = chain
         self._cache: PrefixCache | None = None
+        self._state_names = [band.name for band in chain.layout.bands if band.page_tokens is None]
 
     def use(self, cache: PrefixCache) -> None:
         """Evict what `cache` chooses, from now on; raises `StorageError` for a second cache."""
@@ -49,13 +54,31 @@ class EvictingTakes:
         return answer.state_slots
 
     def try_slots(self, count: int) -> IntArray | None:
-        """The same; `None` where fixed units or transfers have come in the way. Raises `InvariantError` where nothing has."""
-        answer = self._take(0, count, None)
+        """The same, not zeroed: the caller copies a state onto each before anybody reads it.
+
+        `None` where fixed units or transfers have come in the way. Raises `InvariantError` where nothing has.
+        """
+        answer = self._take(0, count, {name: BandTake(unwritten=_NOTHING) for name in self._state_names})
         if isinstance(answer, Taken):
+            # What is copied there is a whole state, so none is owed its zeroing.
+            self._chain.written(answer)
             return answer.state_slots
         if not self._chain.uses.bind_layout:
             raise _broken_promise(answer)
         return None
+
+    def try_most_slots(self, count: int) -> IntArray:
+        """As many of `count` slots as can be had, as `try_slots`: all with one take, unless something has come in the way."""
+        if not count:
+            return _NOTHING
+        slots = self.try_slots(count)
+        if slots is not None:
+            return slots
+        found = [_NOTHING]
+        # All but one, at most: together they were not to be had.
+        while len(found) < count and (slots := self.try_slots(1)) is not None:
+            found.append(slots)
+        return np.concatenate(found)
 
     def take_promised(self, pages: int, slots: int, bands: Mapping[str, BandTake]) -> Taken:
         """Pages and state slots that were promised this moment; raises `InvariantError` where they are refused."""

@@ -1,8 +1,12 @@
 """Ids for one forward's kernels, translated once per sub-pool (row K3).
 
-Rows hold virtual ids; kernels index by physical ones. A forward's metadata phase reads the mirrors on the device, once for
-what it writes and once for what it reads; no kernel translates. Once that phase is over the mirrors may speak of other requests,
-so whatever the forward does later uses what was resolved then.
+Rows hold virtual ids; kernels index by physical ones. A forward's metadata phase reads the mirrors on the device, once for each band;
+no kernel translates. Once that phase is over the mirrors may speak of other requests, so whatever the forward does later uses what was
+resolved then. What a forward writes lies in pages that it reads, so a written slot is found in the table that has just been translated:
+
+    row of the forward   0           1           …
+    page table           [ 7 3 9 4 ] [ 5 8 0 0 ]      physical pages of one band; places of written pages, alike for all bands, are sent
+    written slot             │ × page_tokens + offset
 """
 
 from __future__ import annotations
@@ -15,7 +19,8 @@ import torch
 from kvtide.arena import TensorDevice, gather_pages, token_slots, translate_ids, write_tokens
 from kvtide.device import IntArray
 from kvtide.ledger import InvariantChecks
-from kvtide.storage.row_state import RowBeginnings, RowState
+from kvtide.plan import KVStoragePlan
+from kvtide.storage.row_state import RowState
 
 
 @attrs.frozen(eq=False)
@@ -64,8 +69,8 @@ class UnresolvedIds:
     page_columns: int
     """Pages of the row that has most."""
 
-    write_rows: IntArray
-    """Row of each token written."""
+    write_places: IntArray
+    """Place among `rows` of the row of each token written."""
 
     write_positions: IntArray
     """Position in its row of each token written."""
@@ -73,17 +78,17 @@ class UnresolvedIds:
     state_slots: IntArray
     """Virtual state slot of each row."""
 
-    beginnings: RowBeginnings
-    """Rows handed out since the launch before, in this forward or not."""
+    reset_rows: IntArray
+    """Rows handed out since the launch before that begin anew, in this forward or not."""
 
     reset_lengths: IntArray
-    """Tokens that each of those that begin anew was given with a hit."""
+    """Tokens that each of them was given with a hit."""
 
     translator: IdTranslator
     """Of the storage that launched it."""
 
     def resolve(self) -> ForwardIds:
-        """Reset or restore the rows that were handed out, and translate: the forward's metadata phase, before its kernels.
+        """Reset the rows that were handed out, and translate: the forward's metadata phase, before its kernels.
 
         It runs on the forward's stream, whichever is torch's current one. The upload is ordered before that stream, and the next upload
         behind the read end. The ids hold for work on that stream: queue the kernels under `device.on_stream(device.forward_stream)`.
@@ -94,17 +99,17 @@ class UnresolvedIds:
 
 
 class IdTranslator:
-    """Reads the mirrors of one device, once for what a forward writes and once for what it reads."""
+    """Reads the mirrors of one device for forwards."""
 
     def __init__(
         self,
         device: TensorDevice,
-        page_tokens: Mapping[str, int | None],
+        plan: KVStoragePlan,
         pages_per_row: int,
         row_state: RowState,
         checks: InvariantChecks,
     ) -> None:
-        """The tables of `device` are as `kvtide.sizing.mirror_lengths` names them; `page_tokens` by band.
+        """The tables of `device` are as `kvtide.sizing.mirror_lengths` names them for the bands of `plan`.
 
         With `storage.translated_ids` checked, ids outside their table are masked and counted.
         """
@@ -112,9 +117,12 @@ class IdTranslator:
         self._row_state = row_state
         self._checks = checks
         tables = device.tables
-        self._ids = {name: tables[f"ids:{name}"] for name in page_tokens}
+        state = plan.state_sub_pool
+        self._page_ids = {pool.name: tables[f"ids:{pool.name}"] for pool in plan.token_sub_pools}
+        self._slot_ids = None if state is None else tables[f"ids:{state.name}"]
         self._rows = tables["rows"].view(-1, pages_per_row)
-        self._page_tokens = page_tokens
+        # A row's page is a page of every band, while `check_supported` refuses windows of smaller pages.
+        self._page_tokens = plan.page_tokens
         self._faults: torch.Tensor | None = None
         if checks.checks("storage.translated_ids"):
             with device.on_stream(device.forward_stream):
@@ -139,33 +147,28 @@ class IdTranslator:
             return self._translate(ids)
 
     def _translate(self, ids: UnresolvedIds) -> ForwardIds:
+        columns = ids.write_positions // self._page_tokens
         sent = (
             ids.rows,
-            ids.write_rows,
-            ids.write_positions,
+            ids.write_places * ids.page_columns + columns,
+            ids.write_positions - columns * self._page_tokens,
             ids.state_slots,
-            ids.beginnings.resets,
+            ids.reset_rows,
             ids.reset_lengths,
         )
-        rows, write_rows, write_positions, virtual_slots, reset_rows, reset_lengths = self._device.send(
+        rows, write_pages, write_offsets, virtual_slots, reset_rows, reset_lengths = self._device.send(
             self._device.forward_stream, sent
         )
-        if len(ids.beginnings.resets):
+        if len(ids.reset_rows):
             self._row_state.reset(reset_rows, reset_lengths)
-        for row, kept in ids.beginnings.restored.items():
-            self._row_state.restore(row, kept.row_state)
-        virtual_tables = self._rows[rows, : ids.page_columns]
+        virtual_tables = self._rows[:, : ids.page_columns].index_select(0, rows)
         write_slots: dict[str, torch.Tensor] = {}
         page_tables: dict[str, torch.Tensor] = {}
+        for name, table in self._page_ids.items():
+            page_tables[name] = translated = translate_ids(table, virtual_tables, faults=self._faults)
+            pages = translated.view(-1).index_select(0, write_pages)
+            write_slots[name] = token_slots(pages, write_offsets, self._page_tokens)
         state_slots: ForwardStateSlots | None = None
-        for name, table in self._ids.items():
-            tokens = self._page_tokens[name]
-            if tokens is None:
-                state_slots = ForwardStateSlots(translate_ids(table, virtual_slots, faults=self._faults))
-                continue
-            page_tables[name] = translate_ids(table, virtual_tables, faults=self._faults)
-            pages = translate_ids(
-                table, self._rows[write_rows, write_positions // tokens], faults=self._faults
-            )
-            write_slots[name] = token_slots(pages, write_positions % tokens, tokens)
+        if self._slot_ids is not None:
+            state_slots = ForwardStateSlots(translate_ids(self._slot_ids, virtual_slots, faults=self._faults))
         return ForwardIds(write_slots, page_tables, state_slots, rows)

@@ -49,12 +49,18 @@ class HostCopies:
             device.wait_event(device.copy_stream, device.record_event(stream))
 
     def begin(self, name: str, access: Access, units: Mapping[str, IntArray]) -> Event:
-        """What has just been queued on the copy stream reads or writes `units`, by band; the event behind it."""
+        """What has just been queued on the copy stream reads or writes `units`, by band; the event behind it.
+
+        One for all that is queued together, so that whoever waits does so once.
+        """
         finish = self._device.record_event(self._device.copy_stream)
         if any(len(virtual) for virtual in units.values()):
             signal = HostCopy(name, access, finish)
             self._chain.uses.begin(signal, units)
             self._open.append(_OpenCopy(signal))
+        elif access is Access.WRITE:
+            # Nothing to follow, but what was brought back beside units is the next forward's too.
+            self._device.wait_event(self._device.forward_stream, finish)
         return finish
 
     def give_up(self) -> None:

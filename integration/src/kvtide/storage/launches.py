@@ -10,6 +10,7 @@ No step of that way makes the host wait.
 
 from __future__ import annotations
 
+import numpy as np
 import structlog
 
 from kvtide.arena import TensorDevice
@@ -69,14 +70,14 @@ class Launches:
         device.upload(device.schedule_stream)
         device.wait_event(device.forward_stream, device.record_event(device.schedule_stream))
         self._copies.forward_launched(step.launch.forward)
-        write_rows, write_positions = spread(step.rows, step.starts, step.counts)
+        write_places, write_positions = spread(np.arange(len(step.rows)), step.starts, step.counts)
         return UnresolvedIds(
             rows=step.rows,
             page_columns=int(requests.page_counts[step.rows].max(initial=0)),
-            write_rows=write_rows,
+            write_places=write_places,
             write_positions=write_positions,
             state_slots=requests.state_slots[step.rows],
-            beginnings=step.beginnings,
+            reset_rows=step.beginnings.resets,
             reset_lengths=requests.cached_tokens[step.beginnings.resets],
             translator=self._translator,
         )

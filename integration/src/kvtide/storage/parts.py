@@ -82,7 +82,7 @@ class StorageParts:
         self.copies = HostCopies(device, self.chain)
         self.translator = IdTranslator(
             device,
-            {band.name: band.page_tokens for band in sized.layout.bands},
+            sized.plan,
             sized.pages_per_row,
             self.row_state,
             self.checks,

@@ -17,7 +17,6 @@ a copy of it goes over behind each chunk that ends a page, and at the end the sl
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Protocol
 
 import numpy as np
 
@@ -25,25 +24,14 @@ from kvtide.chain import ChainAllocator
 from kvtide.device import IntArray
 from kvtide.sizing import CheckpointStrategy, SizedPlan
 from kvtide.storage.evicting_takes import EvictingTakes
+from kvtide.storage.handed_pages import HandedPages, SharingObserver
 from kvtide.storage.prices import Hits
 from kvtide.storage.requests import RequestTable
 from kvtide.storage.row_units import RowUnits
 from kvtide.storage.shared_rows import SharedRows
 from kvtide.storage.statistics import SharingStatistics
 from kvtide.storage.tracking_slots import NO_TRACKING_SLOT, TrackingSlots
-from kvtide.storage.tree import EvictionPolicy, Inserted, PrefixTree, TreeLock, TreeShape
-
-_NO_STATE = -1
-
-
-class SharingObserver(Protocol):
-    """Is told what becomes of virtual ids beside what rows show, in the order in which the storage does it."""
-
-    def rehomed(self, band: str, sources: IntArray, targets: IntArray) -> None:
-        """What a window binds to `sources` stands for `targets` from now on."""
-
-    def states_copied(self, sources: IntArray, targets: IntArray) -> None:
-        """State slots hold what others did when the forwards that are recorded have run."""
+from kvtide.storage.tree import NO_STATE, EvictionPolicy, PrefixTree, TreeLock, TreeShape
 
 
 class PrefixSharing:
@@ -69,8 +57,6 @@ class PrefixSharing:
         self._takes = takes
         self._page_tokens = plan.page_tokens
         self._grid = sized.policy.grid_tokens(plan)
-        self.observer: SharingObserver | None = None
-        """Is told of copies and rehomed pages."""
         self._has_state = plan.state_sub_pool is not None
         self._copies_running = sized.policy.strategy is CheckpointStrategy.NO_BUFFER
         self.tracking = TrackingSlots(sized.policy, sized.max_running_requests, takes)
@@ -84,6 +70,13 @@ class PrefixSharing:
         self._state_place = None if shape.state is None else places[shape.state]
         self._names = list(places)
         self._rows = SharedRows(sized, full_place=full_place, window_places=self._window_places)
+        self._pages = HandedPages(
+            self.tree, self._rows, chain, requests, units=units, window_places=self._window_places
+        )
+
+    def watch(self, observer: SharingObserver) -> None:
+        """Tell `observer` of copies and rehomed pages, from now on."""
+        self._pages.observer = observer
 
     # ── what admission and takes ask (`PrefixCache`) ──
 
@@ -107,7 +100,7 @@ class PrefixSharing:
         self._pin()
         freed = self.tree.evict(is_enough)
         assert freed is not None, "it is asked only where all that is evictable would do"
-        self._free(freed)
+        self._pages.free(freed)
 
     # ── a row's life ──
 
@@ -134,7 +127,7 @@ class PrefixSharing:
             tails[self._window_places, request] = lock.pages - np.array(lock.begins, np.int64)
         checkpoints: IntArray = np.zeros(len(self._names), np.int64)
         if self._state_place is not None:
-            slots = {self.tree.state_slot(lock) for lock in locks} - {_NO_STATE}
+            slots = {self.tree.state_slot(lock) for lock in locks} - {NO_STATE}
             checkpoints[self._state_place] = len(slots)
         return Hits(
             tokens=tuple(lock.pages * self._page_tokens for lock in locks),
@@ -152,8 +145,9 @@ class PrefixSharing:
 
         Behind this call nothing can come in the way of `begin`.
         """
-        hits = [place for place, lock in enumerate(locks) if self.tree.state_slot(lock) != _NO_STATE]
-        self._copy([self.tree.state_slot(locks[place]) for place in hits], slots[hits].tolist())
+        kept = np.array([self.tree.state_slot(lock) for lock in locks], np.int64)
+        is_hit = kept != NO_STATE
+        self._copy(kept[is_hit], slots[is_hit])
         for lock in locks:
             self.tree.state_copied(lock)
 
@@ -169,7 +163,7 @@ class PrefixSharing:
                 row_array, count = np.array([row]), np.array([len(pages)])
                 self._requests.append(row_array, count, pages)
                 self._units.start_behind(row, len(pages))
-                self._forget_let_go(row)
+                self._pages.forget_let_go(row)
             if self._has_state:
                 self.tracking.begin(row, slots[place, 1:])
 
@@ -207,17 +201,16 @@ class PrefixSharing:
         """A forward was recorded that brings rows to `ends` tokens: keep the states that lie on the grid."""
         if not self._has_state or self._grid is None:
             return
-        sources: list[int] = []
-        targets: list[int] = []
         is_due = self._rows.is_shared[rows] & (ends % self._grid == 0)
-        for row, end in zip(rows[is_due].tolist(), ends[is_due].tolist(), strict=True):
-            before = self.tracking.count(row)
-            slot = self.tracking.due(row, end)
-            self._count_slots(row, self.tracking.count(row) - before)
-            if slot is not None:
-                sources.append(int(self._requests.state_slots[row]))
-                targets.append(slot)
-        self._copy(sources, targets)
+        if not is_due.any():
+            return
+        rows = rows[is_due]
+        of_rows = rows.tolist()
+        before = self.tracking.counts(of_rows)
+        slots = self.tracking.due(of_rows, ends[is_due].tolist())
+        self._count_slots(rows, self.tracking.counts(of_rows) - before)
+        is_kept = slots >= 0
+        self._copy(self._requests.state_slots[rows[is_kept]], slots[is_kept])
 
     def advance(self, rows: IntArray, chosen: IntArray | None) -> None:
         """Rows have come to their lengths, and their windows have retired; `chosen[i]`: the token behind row `rows[i]`'s, −1 for none."""
@@ -226,21 +219,26 @@ class PrefixSharing:
         lengths = self._requests.lengths[rows]
         if chosen is not None:
             self._rows.learn(rows, lengths, chosen)
-        self._let_go(rows)
-        for row, length in self._due(rows, lengths):
-            if not self._has_state:
-                self._hand_over(row, length // self._page_tokens)
-            elif self._copies_running:
-                self._hand_over_copy(row, length)
-            else:
-                self._hand_over_checkpoint(row, length)
+        self._pages.let_go(rows)
+        due = self._due(rows, lengths)
+        if not due:
+            return
+        if self._copies_running and self._has_state:
+            self._hand_over_copies(due)
+        elif self._has_state:
+            self._hand_over_checkpoints(due)
+        else:
+            for row, end, kept in self._pages.ends(due):
+                self._pages.hand_over(row, end, kept)
 
     def release(self, rows: IntArray) -> None:
         """Rows are over: hand over what a hit could end in, and let go of the tree."""
-        for row in rows[self._rows.is_shared[rows]].tolist():
-            length = int(min(self._requests.lengths[row], self._rows.known[row]))
+        rows = rows[self._rows.is_shared[rows]]
+        lengths = np.minimum(self._requests.lengths[rows], self._rows.known[rows]).tolist()
+        over = list(zip(rows.tolist(), lengths, strict=True))
+        for (row, length), (_, end, kept) in zip(over, self._pages.ends(over), strict=True):
             if not self._has_state:
-                self._hand_over(row, length // self._page_tokens)
+                self._pages.hand_over(row, end, kept)
             elif (
                 self._copies_running
                 and length % self._page_tokens == 0
@@ -248,16 +246,16 @@ class PrefixSharing:
                 and self._requests.state_is_of(row, length)
             ):
                 slot = int(self._requests.state_slots[row])
-                if length // self._page_tokens > self._rows.ends[row] and self._hand_over(
-                    row, length // self._page_tokens, slot
-                ):
-                    self._requests.state_slots[row] = _NO_STATE
+                if end > self._rows.ends[row] and self._pages.hand_over(row, end, kept, slot):
+                    self._requests.state_slots[row] = NO_STATE
                     self._count_slots(row, -1)
             if self._has_state:
-                self._drop_slots(row, self.tracking.end(row))
+                slots = self.tracking.end(row)
+                self._free_slots(slots)
+                self._count_slots(row, -len(slots))
             # The rest of its columns go with what they name; these would go on naming what the tree may let go of.
-            end = min(int(self._rows.ends[row]), int(self._requests.page_counts[row]))
-            self._requests.forget(np.array([row]), np.array([0]), np.array([end]))
+            named = min(int(self._rows.ends[row]), int(self._requests.page_counts[row]))
+            self._requests.forget(np.array([row]), np.array([0]), np.array([named]))
             lock, charged = self._rows.close(row)
             self.tree.unlock(lock)
             self._units.let_go(row, charged)
@@ -302,111 +300,50 @@ class PrefixSharing:
                 is_due &= lengths % self._page_tokens == 0
         return list(zip(rows[is_due].tolist(), lengths[is_due].tolist(), strict=True))
 
-    def _let_go(self, rows: IntArray) -> None:
-        """Need no window unit of the tree that no token of the rows, nor a hit on their latest checkpoints, reads any more."""
-        if not self._window_places:
+    def _hand_over_checkpoints(self, due: Sequence[tuple[int, int]]) -> None:
+        """States at these lengths of rows, as far as they were not forgone; the rows then hold what they do at rest."""
+        arrived: list[int] = []
+        for row, end, kept in self._pages.ends(due):
+            slot = self.tracking.arrived(row, end * self._page_tokens)
+            if slot is None:
+                continue
+            arrived.append(row)
+            if self._pages.hand_over(row, end, kept, slot):
+                self._count_slots(row, -1)
+            else:
+                self.tracking.keep(row, slot)
+        if not arrived:
             return
-        kept = self._units.first_kept_pages(rows, self._window_places)
-        kept = np.minimum(kept, self._rows.ends[rows])
-        behind = (kept > self._rows.begins[:, rows]).any(axis=0)
-        for row, firsts in zip(rows[behind].tolist(), kept.T[behind].tolist(), strict=True):
-            self.tree.advance(self._rows.locks[row], firsts)
-            self._units.let_go(row, self._rows.recount(row))
-            self._forget_let_go(row)
+        before = self.tracking.counts(arrived)
+        self._free_slots(self.tracking.give_up(arrived))
+        self.tracking.replace(arrived)
+        self._count_slots(np.array(arrived), self.tracking.counts(arrived) - before)
 
-    def _hand_over_checkpoint(self, row: int, length: int) -> None:
-        slot = self.tracking.arrived(row, length)
-        if slot is None:
-            return
-        if self._hand_over(row, length // self._page_tokens, slot):
-            self._count_slots(row, -1)
-        else:
-            self.tracking.keep(row, slot)
-        before = self.tracking.count(row)
-        given_up = self.tracking.replace(row)
-        self._count_slots(row, self.tracking.count(row) + len(given_up) - before)
-        self._drop_slots(row, given_up)
+    def _hand_over_copies(self, due: Sequence[tuple[int, int]]) -> None:
+        """Of running states, for requests that go on; what finds no slot is forgone."""
+        slots = self._takes.try_most_slots(len(due))
+        if len(slots) < len(due):
+            self.tracking.stalls[NO_TRACKING_SLOT] += len(due) - len(slots)
+        served = due[: len(slots)]
+        self._copy(self._requests.state_slots[[row for row, _ in served]], slots)
+        unused = [
+            slot
+            for (row, end, kept), slot in zip(self._pages.ends(served), slots.tolist(), strict=True)
+            if not self._pages.hand_over(row, end, kept, slot)
+        ]
+        self._free_slots(np.array(unused, np.int64))
 
-    def _hand_over_copy(self, row: int, length: int) -> None:
-        """Of the running state, for a request that goes on."""
-        slots = self._takes.try_slots(1)
-        if slots is None:
-            self.tracking.stalls[NO_TRACKING_SLOT] += 1
-            return
-        self._copy([int(self._requests.state_slots[row])], slots.tolist())
-        if not self._hand_over(row, length // self._page_tokens, int(slots[0])):
-            self._chain.free_state_slots(slots)
-
-    def _hand_over(self, row: int, end: int, state: int = _NO_STATE) -> bool:
-        """Give the tree the row's pages up to `end`, and its state there; whether it took the state.
-
-        Nothing where there is nothing new, or the scheduler has not said which tokens they hold.
-        """
-        first = int(self._rows.ends[row])
-        if (
-            end < first
-            or (end == first and state == _NO_STATE)
-            or end * self._page_tokens > self._rows.known[row]
-        ):
-            return False
-        kept = self._units.first_kept_pages(np.array([row]), self._window_places)[:, 0].tolist()
-        page_tokens = self._page_tokens
-        inserted = self.tree.insert(
-            self._rows.locks[row],
-            self._rows.tokens(row, first * page_tokens, end * page_tokens),
-            self._requests.pages[row, first:end].astype(np.int64),
-            held_from=[self._units.first_held(place, row) for place in self._window_places],
-            needed_from=kept,
-            state=state,
-        )
-        self._carry_out(row, first, inserted)
-        self._rows.ends[row] = end
-        self._units.start_behind(row, end)
-        # What went over was the row's own, and stays in its counts.
-        self._rows.recount(row)
-        self._forget_let_go(row)
-        return inserted.took_state
-
-    def _forget_let_go(self, row: int) -> None:
-        """Have the row's columns read as the sink where no window of it needs the tree's page any more, if nothing else keeps its id.
-
-        Without full attention the tree may let go of all that a page holds, and its id is another's then.
-        """
-        if self.tree.shape.full is not None:
-            return
-        end = min(self._rows.locks[row].begins, default=0)
-        named = np.flatnonzero(self._requests.pages[row, :end])
-        if len(named):
-            self._requests.forget(np.array([row]), named[:1], np.array([end]))
-
-    def _carry_out(self, row: int, first: int, inserted: Inserted) -> None:
-        for name, (sources, targets) in inserted.rehomed.items():
-            self._chain.rehome_window(name, sources, targets)
-            if self.observer is not None:
-                self.observer.rehomed(name, sources, targets)
-        self._free(inserted.freed)
-        self._requests.replace(row, first, inserted.pages)
-
-    def _count_slots(self, row: int, change: int) -> None:
+    def _count_slots(self, rows: int | IntArray, changes: int | IntArray) -> None:
         if self._state_place is not None:
-            self._units.counts[self._state_place, row] += change
+            self._units.counts[self._state_place, rows] += changes
 
-    def _drop_slots(self, row: int, slots: IntArray) -> None:
+    def _free_slots(self, slots: IntArray) -> None:
         if len(slots):
             self._chain.free_state_slots(slots)
-            self._count_slots(row, -len(slots))
 
-    def _copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        if not sources:
+    def _copy(self, sources: IntArray, targets: IntArray) -> None:
+        if not len(sources):
             return
-        slots = np.array([sources, targets], np.int64)
-        self._chain.copy_state_slots(slots[0], slots[1])
-        if self.observer is not None:
-            self.observer.states_copied(slots[0], slots[1])
-
-    def _free(self, units: Mapping[str, IntArray]) -> None:
-        for name, virtual in units.items():
-            if name == self.tree.shape.state:
-                self._chain.free_state_slots(virtual)
-            else:
-                self._chain.free_pages(name, virtual)
+        self._chain.copy_state_slots(sources, targets)
+        if self._pages.observer is not None:
+            self._pages.observer.states_copied(sources, targets)

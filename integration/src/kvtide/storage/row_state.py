@@ -1,17 +1,20 @@
 """What a request keeps on the device beside pages and state slots: values that are born there, one of each a row (row K2).
 
-The forward stream alone writes them, so no upload can overtake a value that a forward has just made. A row that is handed out
-again is reset there too, by the next forward, before its kernels and outside every graph: the last forward of the row's former
-request may still run, and writes them at its end. What a restored request had is brought back in the same place, instead.
+No upload writes them, so none can overtake a value that a forward has just made. A row that is handed out again is reset by the
+next forward, before its kernels and outside every graph: the last forward of the row's former request may still run, and writes
+them at its end. What a restored request had comes back with its units instead, on the copy stream, between two forwards: it is no
+forward's work, however many are restored.
 
     forward stream   … forward N + 1 (row 3: former request)  ┤ forward N + 2: reset row 3 │ metadata │ layers │ row 3: new values
     host             … N processed: row 3 freed, handed out, marked ──┘
+    forward stream   … forward N + 1 ┤                         ┤ forward N + 2: row 4 goes on
+    copy stream                      └ row 4, restored: values ┘
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -45,7 +48,7 @@ class RowState:
         kept.view(torch.int64).copy_(self._values[:, row], non_blocking=True)
 
     def restore(self, row: int, kept: torch.Tensor) -> None:
-        """Go on with what `save` or `begin_values` has put there; on the forward stream, before the forward's kernels."""
+        """Go on with what `save` or `begin_values` has put there; behind every forward before, and before the next."""
         self._values[:, row].copy_(kept.view(torch.int64), non_blocking=True)
 
     def advance(self, rows: torch.Tensor, written_tokens: int, chosen: torch.Tensor | None) -> None:
@@ -64,22 +67,14 @@ def begin_values(length: int, kept: torch.Tensor) -> None:
     kept.view(torch.int64).numpy()[:] = (length, 0, 0)
 
 
-class KeptRow(Protocol):
-    """What a restored row goes on with."""
-
-    @property
-    def row_state(self) -> torch.Tensor:
-        """Its values on the device, in host memory, as `RowState.save` puts them there."""
-
-
 class RowBeginnings(NamedTuple):
-    """What a forward does to the state of rows that were handed out before it."""
+    """Rows that were handed out before a forward, and no earlier one has had."""
 
     resets: IntArray
-    """Rows that begin anew."""
+    """Those that begin anew: it resets them."""
 
-    restored: Mapping[int, KeptRow]
-    """Rows that go on, and what with."""
+    restored: Mapping[int, object]
+    """Those that go on, and what they came from."""
 
 
 class RowResets:
@@ -88,7 +83,7 @@ class RowResets:
     def __init__(self, row_count: int) -> None:
         """None."""
         self._marked: npt.NDArray[np.bool_] = np.zeros(row_count, np.bool_)
-        self._restored: dict[int, KeptRow] = {}
+        self._restored: dict[int, object] = {}
 
     def mark(self, rows: IntArray) -> None:
         """Have `rows` reset by the next forward."""
@@ -96,8 +91,8 @@ class RowResets:
         for row in rows.tolist() if self._restored else ():
             self._restored.pop(row, None)
 
-    def restore(self, row: int, kept: KeptRow) -> None:
-        """Have the next forward go on in `row` with what is kept: it is not reset."""
+    def restore(self, row: int, kept: object) -> None:
+        """Have the next forward go on in `row`, which came from `kept`: it is not reset."""
         self._marked[row] = False
         self._restored[row] = kept
 
@@ -105,8 +100,8 @@ class RowResets:
         """Whether the next forward resets a row."""
         return bool(self._marked[row])
 
-    def kept(self, row: int) -> KeptRow | None:
-        """What the next forward brings back in a row; `None` where it brings nothing."""
+    def kept(self, row: int) -> object | None:
+        """What a row came from that no forward has had since; `None` for any other."""
         return self._restored.get(row)
 
     def take(self) -> RowBeginnings:

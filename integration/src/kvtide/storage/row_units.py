@@ -133,8 +133,8 @@ class RowUnits:
 
     def start_behind(self, row: int, pages: int) -> None:
         """The first `pages` of a row are a prefix cache's: what it holds itself starts behind them."""
-        places = [place for place, _ in self._tokens]
-        self._first[places, row] = np.maximum(self._first[places, row], pages)
+        for place, _ in self._tokens:
+            self._first[place, row] = max(self._first[place, row], pages)
 
     def first_held(self, place: int, row: int) -> int:
         """First page that a row may still hold of the band at `place`."""

@@ -29,11 +29,11 @@ from kvtide.storage.backups import RowBackup
 from kvtide.storage.chunks import next_chunk_tokens
 from kvtide.storage.errors import StorageError
 from kvtide.storage.forward_ids import UnresolvedIds
+from kvtide.storage.handed_pages import SharingObserver
 from kvtide.storage.idle_checks import verify_mirrors, verify_units
 from kvtide.storage.overcommit import Overcommit
 from kvtide.storage.parts import StorageParts
 from kvtide.storage.prefix_cache import PrefixCache
-from kvtide.storage.prefix_sharing import SharingObserver
 from kvtide.storage.read_ends import SharedReadEnds
 from kvtide.storage.refusals import AdmissionRefusal, PromiseRefusal
 from kvtide.storage.requests import NO_CHECKPOINT
@@ -409,7 +409,7 @@ class KVStorage:
         """Tell `observer` of copied states and rehomed pages; raises `StorageError` where the policy shares no prefixes."""
         if self._sharing is None:
             raise StorageError("cannot watch prefixes that the policy does not share")
-        self._sharing.observer = observer
+        self._sharing.watch(observer)
 
     def flush_opportunistic(self) -> int:
         """Close holes while there is nothing better to do; how many units moved.

@@ -16,11 +16,15 @@ and the windows retire as if one did. It is never waited for, so a row holds no 
 
 A row copies onto its slots again and again, so they are its own: nobody fixes one or sends from it. A slot on its way goes back to its
 row where the tree keeps a checkpoint there already, so it too is nobody else's before the tree has it.
+
+Whatever is written there is a whole state, so no slot is zeroed; and all rows of a step are served with one take (row K1). Where that is not to
+be had whole, rows are served in order as far as it goes.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -52,24 +56,27 @@ class TrackingSlots:
         """A row has these from the start."""
         self._free[row] = slots.tolist()
 
-    def count(self, row: int) -> int:
-        """Slots of a row."""
-        return len(self._free[row]) + len(self._on_their_way[row])
+    def counts(self, rows: Sequence[int]) -> IntArray:
+        """Slots of each of `rows`."""
+        return np.array([self._count(row) for row in rows], np.int64)
 
-    def due(self, row: int, length: int) -> int | None:
-        """The slot into which the state at `length` is to be copied now; `None` where there is none: the checkpoint is forgone."""
-        free = self._free[row]
-        if not free:
-            self._take(row)
-        if not free:
-            self.stalls[NO_TRACKING_SLOT] += 1
-            return None
-        slot = free.pop()
-        self._on_their_way[row].append((length, slot))
-        if self._takes_second_when_due and not free:
+    def due(self, rows: Sequence[int], lengths: Sequence[int]) -> IntArray:
+        """Slots into which the states of rows at `lengths` are to be copied now; −1 for a row that has none: its checkpoint is forgone."""
+        free = self._free
+        self._take([row for row in rows if not free[row]])
+        slots = np.full(len(rows), -1, np.int64)
+        for place, (row, length) in enumerate(zip(rows, lengths, strict=True)):
+            if free[row]:
+                slots[place] = slot = free[row].pop()
+                self._on_their_way[row].append((length, slot))
+            else:
+                self.stalls[NO_TRACKING_SLOT] += 1
+        if self._takes_second_when_due:
             # Without it the next checkpoint is forgone, if it is due before this one is the tree's.
-            self._take(row)
-        return slot
+            self._take(
+                [row for row, slot in zip(rows, slots.tolist(), strict=True) if slot >= 0 and not free[row]]
+            )
+        return slots
 
     def arrived(self, row: int, length: int) -> int | None:
         """The slot with the state at `length`, whose forward was processed; it is no longer the row's. `None` for a forgone one."""
@@ -82,17 +89,22 @@ class TrackingSlots:
         """The tree had a checkpoint there: the slot is the row's again."""
         self._free[row].append(slot)
 
-    def replace(self, row: int) -> IntArray:
-        """Have the row hold what it has at rest, behind a checkpoint; slots that it gives up."""
-        free = self._free[row]
-        while self.count(row) < self.at_rest:
-            if not self._take(row):
-                self.stalls[NO_REPLACEMENT_SLOT] += 1
-                break
-        spare = max(0, min(len(free), self.count(row) - self.at_rest))
-        given_up = np.array(free[:spare], np.int64)
-        del free[:spare]
-        return given_up
+    def give_up(self, rows: Sequence[int]) -> IntArray:
+        """Slots that rows need no longer, behind a checkpoint: those beyond what they hold at rest."""
+        given_up: list[int] = []
+        for row in rows:
+            free = self._free[row]
+            spare = max(0, min(len(free), self._count(row) - self.at_rest))
+            given_up += free[:spare]
+            del free[:spare]
+        return np.array(given_up, np.int64)
+
+    def replace(self, rows: Sequence[int]) -> None:
+        """Have rows hold what they do at rest, behind a checkpoint."""
+        self._take([row for row in rows for _ in range(self.at_rest - self._count(row))])
+        short = sum(self._count(row) < self.at_rest for row in rows)
+        if short:
+            self.stalls[NO_REPLACEMENT_SLOT] += short
 
     def end(self, row: int) -> IntArray:
         """Every slot of a row that is over."""
@@ -101,11 +113,17 @@ class TrackingSlots:
         self._on_their_way[row].clear()
         return np.array(slots, np.int64)
 
-    def _take(self, row: int) -> bool:
-        if self.count(row) >= self._most:
-            return False
-        slots = self._takes.try_slots(1)
-        if slots is None:
-            return False
-        self._free[row] += slots.tolist()
-        return True
+    # ── helpers ──
+
+    def _count(self, row: int) -> int:
+        return len(self._free[row]) + len(self._on_their_way[row])
+
+    def _is_priced(self, row: int) -> bool:
+        """Whether one slot more is in a row's promise."""
+        return self._count(row) < self._most
+
+    def _take(self, rows: Sequence[int]) -> None:
+        """One slot more for each of `rows`, as far as they are priced and can be had."""
+        wanting = [row for row in rows if self._is_priced(row)]
+        for row, slot in zip(wanting, self._takes.try_most_slots(len(wanting)).tolist(), strict=False):
+            self._free[row].append(slot)

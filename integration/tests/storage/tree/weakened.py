@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvtide.storage.handed_pages import HandedPages
 from kvtide.storage.prefix_sharing import PrefixSharing
 from kvtide.storage.requests import RequestTable
 from kvtide.storage.shared_rows import SharedRows
@@ -118,15 +119,7 @@ def _floor_waits_for_the_checkpoint(patch: pytest.MonkeyPatch) -> None:
 
 def _slots_beyond_the_price(patch: pytest.MonkeyPatch) -> None:
     """A checkpoint that finds no slot among its row's takes one of whatever is free."""
-
-    def take(tracking: TrackingSlots, row: int) -> bool:
-        slots = tracking._takes.try_slots(1)
-        if slots is None:
-            return False
-        tracking._free[row] += slots.tolist()
-        return True
-
-    patch.setattr(TrackingSlots, "_take", take)
+    patch.setattr(TrackingSlots, "_is_priced", lambda *_: True)
 
 
 def _pins_forgotten(patch: pytest.MonkeyPatch) -> None:
@@ -138,20 +131,20 @@ def _rows_keep_their_duplicates(patch: pytest.MonkeyPatch) -> None:
 
 
 def _rows_name_what_they_let_go_of(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(PrefixSharing, "_forget_let_go", lambda *_: None)
+    patch.setattr(HandedPages, "forget_let_go", lambda *_: None)
 
 
 def _tombstones_are_not_filled(patch: pytest.MonkeyPatch) -> None:
     """What is computed again is freed, and the tree takes its own pages for whole."""
-    proper = PrefixSharing._carry_out
+    proper = HandedPages._carry_out
 
-    def freed(sharing: PrefixSharing, row: int, first: int, inserted: Any) -> None:
+    def freed(handed: HandedPages, row: int, first: int, inserted: Any) -> None:
         for name, (sources, _) in inserted.rehomed.items():
-            sharing._chain.free_pages(name, sources)
+            handed._chain.free_pages(name, sources)
         object.__setattr__(inserted, "rehomed", {})
-        proper(sharing, row, first, inserted)
+        proper(handed, row, first, inserted)
 
-    patch.setattr(PrefixSharing, "_carry_out", freed)
+    patch.setattr(HandedPages, "_carry_out", freed)
 
 
 def _extra_keys_ignored(patch: pytest.MonkeyPatch) -> None:

@@ -66,17 +66,18 @@ def translate_ids(
     table: torch.Tensor, ids: torch.Tensor, *, faults: torch.Tensor | None = None
 ) -> torch.Tensor:
     """See `token_kernels.translate_ids`."""
-    masked = ids < 0
     if faults is not None:
-        outside = ids >= table.numel()
-        faults += (outside | (ids < -1)).sum()
-        masked |= outside
-    return torch.where(masked, -1, table[ids.masked_fill(masked, 0)]).to(torch.int64)
+        is_outside = (ids < -1) | (ids >= table.numel())
+        faults += is_outside.sum()
+        ids = ids.masked_fill(is_outside, -1)
+    # A third of the time of indexing, on a CPU, whose ids need not become int64; a sign's bits are those of −1, or none.
+    physical = table.index_select(0, ids.clamp(min=0).reshape(-1)).view(ids.shape)
+    return (physical | (ids >> (8 * ids.element_size() - 1))).to(torch.int64)
 
 
 def token_slots(pages: torch.Tensor, offsets: torch.Tensor, page_tokens: int) -> torch.Tensor:
     """Slot ids of tokens: `page × page_tokens + offset`, int64, of pages and offsets that are int64 or int32."""
-    return pages.to(torch.int64) * page_tokens + offsets
+    return torch.add(offsets, pages.to(torch.int64), alpha=page_tokens)
 
 
 def write_tokens(plane: torch.Tensor, slots: torch.Tensor, values: torch.Tensor) -> None:

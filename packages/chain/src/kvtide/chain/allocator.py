@@ -289,11 +289,9 @@ class ChainAllocator:
         state = self._state_band()
         both = np.concatenate([sources, targets])
         units = self._bound(state, both, "copy").ids
-        if (
-            len(sources) != len(targets)
-            or len(np.unique(targets)) != len(targets)
-            or np.isin(targets, sources).any()
-        ):
+        # Sets: a step's rows are few, and NumPy would sort them twice.
+        named = set(targets.tolist())
+        if not len(sources) == len(targets) == len(named) or not named.isdisjoint(sources.tolist()):
             raise ChainError(
                 f"cannot copy state slots {some(sources)} to {some(targets)}: a target each, no target twice, and none a source"
             )

@@ -2,8 +2,8 @@
 
 Every write fills words with a number of its own: the band's tag in the top byte, a serial below. So a wrong word says whose it
 is: another unit's of the band, another band's, or memory that nobody ever wrote (the modelled device starts as 0xFF, a NaN in
-every float type). A unit that a take handed out is zero; one that the taking forward promised to write whole is *undefined*
-until then, and nobody may look at it.
+every float type). A unit that a take handed out is zero; one that the taker promised to write whole, with a forward or a copy, is
+*undefined* until then, and nobody may look at it.
 
     word    0x02_00000000000017      band 2's, write 0x17
             0x00000000_00000000      zeroed on hand-out, not written since
