@@ -12,6 +12,7 @@ from kvtide.chain import ChainAllocator, ChainError
 from kvtide.device import IntArray
 from kvtide.ledger import InvariantError
 from kvtide.sizing import CheckpointStrategy
+from kvtide.storage.handed_pages import HandedPages
 from kvtide.storage.prefix_sharing import PrefixSharing
 from kvtide.storage.tree import LeastRecentlyUsed, PrefixTree, TreeLock, Worth
 
@@ -79,12 +80,12 @@ def a_hit_locks_no_window(patch: Patch) -> None:
 
 
 def duplicates_are_not_freed(patch: Patch) -> None:
-    free = PrefixSharing._free
+    free = HandedPages.free
 
-    def keep_full(sharing: PrefixSharing, units: Mapping[str, IntArray]) -> None:
-        free(sharing, {name: ids if name != "full" else np.empty(0, np.int64) for name, ids in units.items()})
+    def keep_full(handed: HandedPages, units: Mapping[str, IntArray]) -> None:
+        free(handed, {name: ids if name != "full" else np.empty(0, np.int64) for name, ids in units.items()})
 
-    patch.setattr(PrefixSharing, "_free", keep_full)
+    patch.setattr(HandedPages, "free", keep_full)
 
 
 CANARIES = {
