@@ -31,13 +31,13 @@ def failing_run(name: str, patch: Patch, operations: dict[str, Operation]) -> Ru
 
 @pytest.mark.requirement("X1")
 @pytest.mark.parametrize(
-    ("name", "most_actions"),
-    [("wait.settle", 8), ("upload.rows", 4), ("ranks.frees", 3)],
+    ("name", "most_actions", "rank_count"),
+    [("wait.settle", 8, 1), ("upload.rows", 4, 1), ("ranks.frees", 3, 2)],
 )
 def test_a_failure_shrinks_to_a_handful_of_actions_that_are_all_needed(
-    name: str, most_actions: int, patch: Patch, operations: dict[str, Operation]
+    name: str, most_actions: int, rank_count: int, patch: Patch, operations: dict[str, Operation]
 ) -> None:
-    """What is left can be read, runs again alike, and none of it can be left out."""
+    """What is left can be read, runs again alike, and none of it can be left out: nor a rank, but where ranks differ."""
     run = failing_run(name, patch, operations)
     small = shrink(run, operations)
     assert run.failure is not None
@@ -45,6 +45,7 @@ def test_a_failure_shrinks_to_a_handful_of_actions_that_are_all_needed(
     assert small.failure.check == run.failure.check
     assert len(small.actions) <= min(most_actions, len(run.actions))
     assert len(small.scenario.bands) <= 3
+    assert len(small.scenario.rank_seeds) == rank_count
     assert run_actions(small.scenario, small.actions, operations) == small
     for place in range(len(small.actions)):
         rest = run_actions(small.scenario, small.actions[:place] + small.actions[place + 1 :], operations)
