@@ -16,7 +16,7 @@ from kvtide.simulation.exhaustive import SHAPES, Action, described, exhaust, rep
 from kvtide.simulation.exhaustive.command import command
 from kvtide.simulation.exhaustive.search import Explorer
 from kvtide.simulation.exhaustive.small_actions import actions
-from kvtide.simulation.exhaustive.small_steps import step
+from kvtide.simulation.exhaustive.small_steps import WORDS, step
 from kvtide.simulation.exhaustive.small_world import Facts, SmallWorld
 from kvtide.simulation.failures import CHECKS
 
@@ -259,6 +259,50 @@ def test_the_command_shows_and_keeps_the_first_bad_sequence(
     assert failure is not None
     assert failure.check == "unordered_overlap"
     assert exhausted("no-such-shape").exit_code == 2
+
+
+@pytest.mark.requirement("X4")
+def test_a_search_that_tries_nothing_is_no_search_that_holds() -> None:
+    """Of words that need others before them nothing is tried: that is said, and what of several was never tried."""
+    nothing = exhausted("two-bands", "--only", "submit")
+    assert nothing.exit_code == 2
+    assert "nothing was tried" in nothing.stderr
+    assert "every check held" not in nothing.output
+    some = exhausted("two-bands", "--depth", 2, "--only", "take", "--only", "submit")
+    assert some.exit_code == 0
+    assert "every check held; never tried: submit" in some.stdout
+
+
+def test_a_bad_sequence_is_shown_though_it_cannot_be_kept(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A folder that cannot be made is refused before the search, a disk that is full then costs the file alone."""
+    SMALL_CANARIES["everything is said to fit"].plant(monkeypatch)
+    refused = exhausted("window-only", "--depth", 1, "--out", f"{__file__}/kept")
+    assert refused.exit_code == 2
+    assert "is no folder" in refused.stderr
+
+    def is_full(*_: object, **named: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", is_full)
+    shown = exhausted("window-only", "--depth", 1, "--out", tmp_path)
+    assert shown.exit_code == 1
+    assert "No space left on device: the sequence is not kept" in shown.stderr
+    assert "window-only: capacity_answer" in shown.stdout
+
+
+@pytest.mark.parametrize("seconds", ["nan", "inf", "0", "-1"])
+def test_a_time_that_is_none_is_refused(seconds: str) -> None:
+    """A search without a depth would never end."""
+    assert exhausted("--seconds", seconds).exit_code == 2
+
+
+def test_help_names_what_there_is() -> None:
+    """Every shape and every word, as they are called for."""
+    shown = " ".join(exhausted("--help").stdout.split())
+    for name in (*SHAPES, *WORDS):
+        assert name in shown
 
 
 def test_every_action_has_words() -> None:
