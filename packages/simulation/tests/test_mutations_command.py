@@ -112,3 +112,17 @@ def test_a_wrong_call_says_what_is_wrong(arguments: list[str], why: str) -> None
     result = mutations(*arguments)
     assert result.exit_code == 2
     assert why in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize(
+    ("option", "path"),
+    [("--out", "nowhere/page.md"), ("--out", f"{__file__}/page.md"), ("--check", "nowhere.md")],
+)
+def test_a_page_that_cannot_be_written_or_read_is_refused_first(
+    option: str, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hunt takes half an hour, and would be lost."""
+    monkeypatch.setattr("kvtide.simulation.mutations.command.hunt", None)
+    result = mutations(option, path)
+    assert result.exit_code == 2
+    assert f"{option} '{path}'" in " ".join(result.stderr.split())
