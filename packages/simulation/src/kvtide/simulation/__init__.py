@@ -26,7 +26,7 @@ from kvtide.simulation.operations import OPERATIONS
 from kvtide.simulation.operations.capacity import draw_units
 from kvtide.simulation.operations.choices import draw_bits, one_of, some_of, some_places
 from kvtide.simulation.rank import Rank
-from kvtide.simulation.real import DEVICE_KINDS, RealDevice, open_device, run_seed_on
+from kvtide.simulation.real import DEVICE_KINDS, RealDevice, open_device, run_actions_on, run_seed_on
 from kvtide.simulation.requests import Batch, BatchEntry, BatchTake, Request
 from kvtide.simulation.run import Run, run_actions, run_seed
 from kvtide.simulation.scenario import BandDraft, Scenario, draw_scenario
@@ -34,9 +34,10 @@ from kvtide.simulation.shadow import Shadow
 from kvtide.simulation.shrinking import shrink
 from kvtide.simulation.sweep import SeedRun, Totals, sweep
 from kvtide.simulation.traces import (
-    SCENARIOS,
+    STORIES,
     ChainAdapter,
     Divergence,
+    Recorded,
     TraceAdapter,
     TraceError,
     TraceHeader,
@@ -58,8 +59,8 @@ __all__ = [
     "MUTATIONS",
     "OPERATIONS",
     "OPERATION_GROUP",
-    "SCENARIOS",
     "SHAPES",
+    "STORIES",
     "Action",
     "BandDraft",
     "Batch",
@@ -81,6 +82,7 @@ __all__ = [
     "Part",
     "Rank",
     "RealDevice",
+    "Recorded",
     "Request",
     "Run",
     "Scenario",
@@ -115,6 +117,7 @@ __all__ = [
     "repeat",
     "replay",
     "run_actions",
+    "run_actions_on",
     "run_seed",
     "run_seed_on",
     "save_case",
