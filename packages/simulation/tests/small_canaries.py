@@ -141,10 +141,10 @@ SMALL_CANARIES = {
         "two-bands", "capacity_answer", 3, fixed_units_are_priced_as_movable
     ),
     "virtual pages are lost": SmallCanary(
-        "window-and-full", "ledger_leak", 2, without(VirtualPages, "give_back")
+        "window-and-full", "ledger_leak", 1, without(VirtualPages, "give_back")
     ),
     "sub-pages of one page count once": SmallCanary(
-        "window-only", "ledger_leak", 2, sub_pages_of_a_page_count_once
+        "window-only", "ledger_leak", 1, sub_pages_of_a_page_count_once
     ),
     "frees say nothing": SmallCanary("two-bands", "unexpected_error", 3, says_nothing(Band, "free")),
     "new holes say nothing": SmallCanary(

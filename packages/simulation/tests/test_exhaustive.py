@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from kvtide.chain import ChainAllocator
 from kvtide.device import IntArray
-from kvtide.simulation.exhaustive import SHAPES, Action, described, exhaust, repeat
+from kvtide.simulation.exhaustive import SHAPES, Action, Exhausted, described, exhaust, repeat
 from kvtide.simulation.exhaustive.command import command
 from kvtide.simulation.exhaustive.search import Explorer
 from kvtide.simulation.exhaustive.small_actions import actions
@@ -58,11 +58,12 @@ def test_a_planted_fault_is_found_with_a_shortest_sequence(
     """The sequence fails at its last action, does without none of its actions, and holds once the fault is mended."""
     canary = SMALL_CANARIES[name]
     canary.plant(monkeypatch)
-    found = exhaust(SHAPES[canary.shape], depth=canary.length)
+    found = exhaust(SHAPES[canary.shape], depth=4)
     assert found.failure is not None
     assert found.failure.check == canary.check, found.failure
     assert len(found.sequence) == canary.length, found.sequence
     assert found.failure.action_index == canary.length - 1
+    assert_repeated(canary.shape, found)
     for place in range(canary.length):
         shorter = found.sequence[:place] + found.sequence[place + 1 :]
         assert not fails(canary.shape, shorter, canary.check), f"{shorter} is enough"
@@ -81,11 +82,25 @@ def test_some_states_are_emptied_to_see_what_they_lose(monkeypatch: pytest.Monke
         chain._slots._free_count = before
 
     monkeypatch.setattr(ChainAllocator, "free_state_slots", free_and_lose)
-    found = exhaust(SHAPES["two-bands"], depth=3)
+    for shape in ("two-bands", "float", "sub-pages"):
+        found = exhaust(SHAPES[shape], depth=3)
+        assert found.failure is not None
+        assert found.failure.check == "ledger_leak"
+        assert "with nothing held the books are ((" in found.failure.message
+        # Few states are emptied, and the first of them had more done to it.
+        assert [described(SHAPES[shape], action) for action in found.sequence] == ["take a state slot"]
+        assert_repeated(shape, found)
+    monkeypatch.undo()
+    assert repeat(SHAPES["two-bands"], [("take", 3)]) is None
+
+
+def assert_repeated(shape: str, found: Exhausted) -> None:
+    """Whoever mends a fault repeats its sequence until it holds, so it must fail before."""
+    repeated = repeat(SHAPES[shape], found.sequence)
+    assert repeated is not None
     assert found.failure is not None
-    assert found.failure.check == "ledger_leak"
-    assert "free" not in {word for word, *_ in found.sequence}
-    assert "with nothing held the books are ((5, 2)," in found.failure.message
+    assert repeated.is_like(found.failure)
+    assert repeated.action_index == found.failure.action_index == len(found.sequence) - 1
 
 
 def fails(shape: str, sequence: Sequence[Action], check: str) -> bool:
