@@ -177,7 +177,9 @@ def _refused(world: SmallWorld, action: Action, before: tuple[object, ...]) -> s
     """An action that will be refused, in a state of that form; its outcome."""
     outcome = step(world, action)
     if world.form() != before:
-        raise CheckFailedError("changed_by_refusal", f"{action} was refused, and changed something")
+        raise CheckFailedError(
+            "changed_by_refusal", f"{action} was refused or given up, and changed something"
+        )
     return outcome
 
 
