@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
@@ -14,11 +15,12 @@ from kvtide.chain import ChainAllocator
 from kvtide.device import IntArray
 from kvtide.simulation.exhaustive import SHAPES, Action, Exhausted, described, exhaust, repeat
 from kvtide.simulation.exhaustive.command import command
+from kvtide.simulation.exhaustive.ordered_device import FORWARD, SCHEDULE
 from kvtide.simulation.exhaustive.search import Explorer
 from kvtide.simulation.exhaustive.small_actions import actions
 from kvtide.simulation.exhaustive.small_steps import WORDS, step
 from kvtide.simulation.exhaustive.small_world import Facts, SmallWorld
-from kvtide.simulation.failures import CHECKS
+from kvtide.simulation.failures import CHECKS, CheckFailedError
 
 from .small_canaries import SMALL_CANARIES
 
@@ -102,6 +104,44 @@ def assert_repeated(shape: str, found: Exhausted) -> None:
     assert found.failure is not None
     assert repeated.is_like(found.failure)
     assert repeated.action_index == found.failure.action_index == len(found.sequence) - 1
+
+
+@pytest.mark.requirement("X4", "L5")
+@pytest.mark.parametrize(
+    ("reads", "writes", "is_ordered"),
+    [
+        # The copy waits for whoever may write either slot, and reads what somebody else reads.
+        ("both", "both", True),
+        ("both", "source", True),
+        ("target", "target", True),
+        ("source", "none", True),
+        # Nobody waits for a forward that only reads the target: it is the caller's, and models write every state that they read.
+        ("target", "none", False),
+        ("both", "none", False),
+    ],
+)
+def test_a_state_copy_waits_for_writers_and_not_for_who_only_reads_its_target(
+    reads: str, writes: str, is_ordered: bool
+) -> None:
+    """The sequence that the search found on its first day, and what the contract of `copy_state_slots` says of it since."""
+    world = after("two-bands", ("take", 3), ("take", 3))
+    slots = world.by_unit(0)
+    chosen = {"both": slots, "source": slots[:1], "target": slots[1:], "none": []}
+    record = world.chain.steps.forward_launched()
+    world.device.order_behind(FORWARD, world.device.behind(SCHEDULE))
+    read, written = ([(0, unit) for unit, _ in chosen[which]] for which in (reads, writes))
+    event = world.device.work(FORWARD, "a forward", world.cells(read), world.cells(written))
+    recorded = world.chain.steps.forward_recorded(record, event)
+    virtual = np.array([slot for _, slot in chosen[writes]], np.int64)
+    world.chain.forward_recorded(recorded, {"state": virtual, "full": np.empty(0, np.int64)})
+    source, target = (np.array([slot]) for _, slot in slots)
+    if not is_ordered:
+        with pytest.raises(CheckFailedError, match="a forward reading them") as found:
+            world.chain.copy_state_slots(source, target)
+        assert found.value.check == "unordered_overlap"
+        world.device.wait_event(SCHEDULE, event)
+        world.chain.steps.wait_queued(event)
+    world.chain.copy_state_slots(source, target)
 
 
 def fails(shape: str, sequence: Sequence[Action], check: str) -> bool:

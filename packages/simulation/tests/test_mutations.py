@@ -49,18 +49,10 @@ def test_a_weakened_rule_is_found(name: str) -> None:
         )
 
 
-FORESTALLED = {"wrong_binding": "books.frees", "lost_write": "move.pairs"}
-"""Checks that another one mostly precedes, and a mutation of which some seed shows them."""
-
-
 @pytest.mark.requirement("X1", "X2")
 def test_every_check_is_what_finds_some_mutation() -> None:
     """A check that finds nothing here would find nothing in the field."""
-    assert {check for _, check in found_by().values()} | set(FORESTALLED) == set(CHECKS)
-    for check, name in FORESTALLED.items():
-        with MUTATIONS[name].planted():
-            runs = (run_seed(seed, 100, own_operations()) for seed in range(30))
-            assert any(run.failure is not None and run.failure.check == check for run in runs), check
+    assert {check for _, check in found_by().values()} == set(CHECKS)
 
 
 @pytest.mark.requirement("X2", "L5")

@@ -44,7 +44,7 @@ def test_a_mutation_that_nobody_notices_is_a_failure() -> None:
 
 @pytest.mark.requirement("X2")
 def test_the_page_is_written_and_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the nightly run does: what is old, or edited, is no longer the page."""
+    """As the weekly run does: what is old, or edited, is no longer the page."""
 
     def hunted(names: Sequence[str], seeds: range, action_count: int, *, jobs: int) -> Iterator[Hunt]:
         for name in names:
@@ -68,7 +68,7 @@ def test_the_page_is_written_and_compared(tmp_path: Path, monkeypatch: pytest.Mo
 def test_survivors_are_compared_with_those_that_the_page_knows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A nightly run that is red of one would not show the second, nor one that is found again; what is found is kept all the same."""
+    """A weekly run that is red of one would not show the second, nor one that is found again; what is found is kept all the same."""
     survivors = {"wait.settle"}
 
     def hunted(names: Sequence[str], seeds: range, action_count: int, *, jobs: int) -> Iterator[Hunt]:

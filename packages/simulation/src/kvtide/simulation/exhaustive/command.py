@@ -1,4 +1,4 @@
-"""`kvtide exhaust`: every sequence of operations on tiny arenas, to the depth that the time allows."""
+"""Every sequence of operations on tiny arenas, to the depth that the time allows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kvtide mutations`: weaken each rule in turn, and see how soon the simulation notices."""
+"""Each rule of the allocator weakened in turn, and how soon the simulation notices."""
 
 from __future__ import annotations
 

@@ -158,6 +158,18 @@ _EPOCHS = {
 }
 
 
+def _failed_is_over(patch: Patch) -> None:
+    uses = "kvtide.chain.uses:ChainUses"
+    end, unfix = patch.look(f"{uses}.end"), patch.look(f"{uses}.unfix")
+
+    def unfix_others(chain_uses: Any, owner: Any) -> None:
+        if not isinstance(owner, NetworkTransfer):
+            unfix(chain_uses, owner)
+
+    patch.replace(f"{uses}.quarantine", end)
+    patch.replace(f"{uses}.unfix", unfix_others)
+
+
 def ledger_rules() -> Iterator[Mutation]:
     """See the module's docstring."""
     yield Mutation(
@@ -338,15 +350,3 @@ def ledger_rules() -> Iterator[Mutation]:
         rows=("C4", "C11"),
         plant=all_of(_epoch_stands_still("vacate"), _epoch_stands_still("fence")),
     )
-
-
-def _failed_is_over(patch: Patch) -> None:
-    uses = "kvtide.chain.uses:ChainUses"
-    end, unfix = patch.look(f"{uses}.end"), patch.look(f"{uses}.unfix")
-
-    def unfix_others(chain_uses: Any, owner: Any) -> None:
-        if not isinstance(owner, NetworkTransfer):
-            unfix(chain_uses, owner)
-
-    patch.replace(f"{uses}.quarantine", end)
-    patch.replace(f"{uses}.unfix", unfix_others)

@@ -1,4 +1,4 @@
-"""`kvtide replay`: a trace on the allocator that ships, or on another, up to the first answer or state that differs."""
+"""A trace on the allocator that ships, or on another, up to the first answer or state that differs."""
 
 from __future__ import annotations
 
