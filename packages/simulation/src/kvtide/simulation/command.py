@@ -24,9 +24,9 @@ from rich.table import Table
 from kvtide.plan import PlanError
 from kvtide.simulation.actions import installed_operations
 from kvtide.simulation.cases import MODELLED, Case, installed_versions, load_case, save_case
+from kvtide.simulation.command_refusals import check_folder, reason_of, refuse_beside
 from kvtide.simulation.failures import CHECKS
 from kvtide.simulation.real import DEVICE_KINDS, open_device, run_actions_on, run_seed_on
-from kvtide.simulation.refusals import check_folder, reason_of, refuse_beside
 from kvtide.simulation.run import Run, run_actions
 from kvtide.simulation.seed_options import seed_options
 from kvtide.simulation.shrinking import shrink

@@ -14,12 +14,12 @@ from rich.console import Console
 from rich.table import Table
 
 from kvtide.simulation.cases import installed_versions
+from kvtide.simulation.command_refusals import check_folder, reason_of
 from kvtide.simulation.exhaustive.search import Exhausted, exhaust
 from kvtide.simulation.exhaustive.shapes import SHAPES
 from kvtide.simulation.exhaustive.small_actions import described
 from kvtide.simulation.exhaustive.small_steps import WORDS
 from kvtide.simulation.failures import CHECKS
-from kvtide.simulation.refusals import check_folder, reason_of
 from kvtide.simulation.sweep import quiet_logs
 
 

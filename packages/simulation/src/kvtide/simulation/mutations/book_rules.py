@@ -14,6 +14,7 @@ from kvtide.simulation.mutations.mutation import (
     around,
     during,
     nothing_during,
+    nowhere,
     without,
 )
 
@@ -113,10 +114,6 @@ def _for_nothing(original: Replacement) -> Replacement:
     return lambda *args, **named: original(*args, **named)._replace(cost=1)
 
 
-def _nowhere(_: object, units: IntArray) -> Any:
-    return np.zeros(len(units), np.bool_)
-
-
 def book_rules() -> Iterator[Mutation]:
     """See the module's docstring."""
     yield from _ids()
@@ -177,7 +174,7 @@ def _calls() -> Iterator[Mutation]:
         id="call.frees_held",
         rule="what a receive holds is freed by nobody",
         rows=("L8", "T4"),
-        plant=during(f"{_CALLS}:units_to_free", "kvtide.ledger:PageUsage.is_held", _nowhere),
+        plant=during(f"{_CALLS}:units_to_free", "kvtide.ledger:PageUsage.is_held", nowhere),
     )
     yield Mutation(
         id="call.rehomes_onto",

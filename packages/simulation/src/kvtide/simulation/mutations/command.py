@@ -15,10 +15,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from kvtide.simulation.command import show_progress
+from kvtide.simulation.command_refusals import check_file, reason_of
 from kvtide.simulation.mutations.hunting import Hunt, chosen_mutations, hunt
 from kvtide.simulation.mutations.page import ACTIONS, SEEDS, page
 from kvtide.simulation.mutations.table import MUTATIONS
-from kvtide.simulation.refusals import check_file, reason_of
 from kvtide.simulation.seed_options import seed_options
 from kvtide.simulation.sweep import quiet_logs
 

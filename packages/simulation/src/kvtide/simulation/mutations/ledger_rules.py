@@ -20,6 +20,7 @@ from kvtide.simulation.mutations.mutation import (
     during,
     instead,
     nothing_during,
+    nowhere,
     without,
 )
 
@@ -32,11 +33,6 @@ _UNDER_TRANSFER = "kvtide.ledger.signal_uses:SignalUses.under_transfer"
 _BAND = "kvtide.chain.band:Band"
 _UNITS = "kvtide.chain.band_units:BandUnits"
 _NO_PAGES: IntArray = np.empty(0, np.int64)
-
-
-def _nowhere(_: object, pages: IntArray) -> Any:
-    """No page is under a transfer."""
-    return np.zeros(len(pages), np.bool_)
 
 
 # ── pending ──
@@ -244,7 +240,7 @@ def ledger_rules() -> Iterator[Mutation]:
         id="vacated.send",
         rule="what a move leaves under a send is vacated, and no hole yet",
         rows=("C7", "L4"),
-        plant=during(f"{_USAGE}.vacate", _UNDER_TRANSFER, _nowhere),
+        plant=during(f"{_USAGE}.vacate", _UNDER_TRANSFER, nowhere),
     )
     yield Mutation(
         id="vacated.return",
@@ -261,7 +257,7 @@ def ledger_rules() -> Iterator[Mutation]:
         rule="vacated units whose forward has retired stay vacated while a send reads them",
         rows=("C7", "L4"),
         plant=all_of(
-            during(f"{_USAGE}.take_ready_vacated", _UNDER_TRANSFER, _nowhere),
+            during(f"{_USAGE}.take_ready_vacated", _UNDER_TRANSFER, nowhere),
             during(f"{_UNITS}._collect_vacated", f"{_UNITS}._without_withheld", lambda band, units: units),
         ),
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from kvtide.simulation.refusals import check_file, reason_of, refuse_beside
+from kvtide.simulation.command_refusals import check_file, reason_of, refuse_beside
 from kvtide.simulation.sweep import quiet_logs
 from kvtide.simulation.traces.replay import adapter_named, differs, first_divergence, replayed
 from kvtide.simulation.traces.telling import document, told
