@@ -145,7 +145,7 @@ GRID = UnitGrid(0, 16)
 
 
 class MovingBand:
-    """Eight pages, the span from 0; moves, retreats and early takes on the modelled device, a race being an error."""
+    """Eight pages, the span from 0; moves and retreats on the modelled device, a race being an error."""
 
     def __init__(self, watch: Watch) -> None:
         self.watch = watch
@@ -211,13 +211,6 @@ class MovingBand:
         found = kvtide.ledger.clearance(consumer, self.usage, one(page))
         kvtide.ledger.queue_stream_waits(found, self.usage, self.device, self.device.schedule_stream)
 
-    def take_early(self, page: int) -> None:
-        with self.operation():
-            self.clear(Consumer.ZERO, page)
-            self.usage.take_vacated(one(page))
-            self.live.add(page)
-            self.device.zero_units(self.device.schedule_stream, GRID, one(page))
-
     def grow_over(self, page: int) -> None:
         with self.operation():
             self.clear(Consumer.ZERO, page)
@@ -243,24 +236,21 @@ def one(page: int) -> IntArray:
 
 def move_pages(watch: Watch) -> None:
     band = MovingBand(watch)
-    band.fill(3, 4, 5, 6, 7)
+    band.fill(4, 5, 6, 7)
     band.move(7, 0)
     band.end_page = 7  # a hole of no use, which a band gives back by itself
-    first = band.forward()
+    record = band.forward()
     band.move(6, 1)
     band.move(5, 2)
-    band.take_early(5)
-    second = band.forward()
-    band.move(5, 6)
-    copy = band.back_up(6)
-    band.device.wait_on_host(band.steps.recorded(second.forward).event)
-    band.steps.host_synchronised(band.steps.recorded(second.forward).event)
+    copy = band.back_up(4)
+    band.device.wait_on_host(band.steps.recorded(record.forward).event)
+    band.steps.host_synchronised(band.steps.recorded(record.forward).event)
     with band.operation():
-        band.steps.forward_processed(first)
-        band.steps.forward_processed(second)
+        band.steps.forward_processed(record)
         band.usage.take_ready_vacated()
-    band.move(6, 5)
-    band.retreat(6)
+    band.end_page = 5  # two such holes
+    band.move(4, 3)
+    band.retreat(4)
     with band.operation():
         band.usage.end(copy)
 

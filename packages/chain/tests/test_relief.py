@@ -551,12 +551,13 @@ def test_holes_that_make_nobody_wait_for_a_forward_come_first() -> None:
     recorded = world.forward()
     usage = world.chain.ledger("state")
     assert world.chain.flush_opportunistic() == 0, "the outermost is fixed"
-    # A move of unit 2 leaves it vacated; taken early by one who queues no wait, it still carries its reader.
-    usage.vacate(world.chain.physical_units("state", slots[2:3]), ids(0))
-    usage.take_vacated(ids(2))
+    # A neighbour gave back its page 1, which the forward still reads, and the span has come to lie over those bytes.
+    neighbour = world.chain.ledger("full")
+    neighbour.vacate(ids(1))
+    neighbour.fence(ids(1))
+    assert usage.hazards_on(ids(0)).newest_forward == recorded.forward
     band = world.chain._bands["state"]
-    assert band._take_holes(1).tolist() == [0]
-    assert usage.hazards_on(ids(2)).newest_forward == recorded.forward
+    assert band._take_holes(1).tolist() == [1]
 
 
 @pytest.mark.requirement("C2", "C3")

@@ -91,15 +91,15 @@ class Allocator:
         self.holes += self.pending.release_through(record.forward).tolist()
 
     def take(self) -> None:
-        holes = np.array(self.holes, np.int64)
+        # What is vacated leaves the span, which may grow over it again: then it waits for the forward that a fence names.
         vacated = self.usage.vacated_pages()
-        chosen = choose_holes(
-            Consumer.ZERO, self.usage, np.concatenate([holes, vacated]), self.draw.randint(1, 4)
-        ).pages
+        self.usage.fence(vacated)
+        self.holes += vacated.tolist()
+        holes = np.array(self.holes, np.int64)
+        chosen = choose_holes(Consumer.ZERO, self.usage, holes, self.draw.randint(1, 4)).pages
         found = clearance(Consumer.ZERO, self.usage, chosen)
         self.wait_for(found.host_waits)
         queue_stream_waits(found, self.usage, self.device, self.device.schedule_stream)
-        self.usage.take_vacated(chosen[np.isin(chosen, self.usage.vacated_pages())])
         self.holes = [page for page in self.holes if page not in chosen]
         self.live += chosen.tolist()
         self.device.zero_units(self.device.schedule_stream, GRID, chosen)

@@ -1,4 +1,4 @@
-"""Schedules of what stands beside the table: gates, early takes, a move's sources, fenced bytes, pending pages (L2-L7, T4, T6).
+"""Schedules of what stands beside the table: gates, bytes grown over again, a move's sources, fenced bytes, pending pages (L2-L7, T4, T6).
 
 Each runs twice on the modelled device, with the rule and without it: clean, and reported.
 """
@@ -60,16 +60,16 @@ def test_ids_of_a_page_behind_a_forward_leave_behind_a_gate_taken_once_it_has_re
 @pytest.mark.requirement("L4", "L5", "A5")
 @pytest.mark.parametrize("taker", [Consumer.FORWARD, Consumer.HOST_LOAD, Consumer.NETWORK_RECEIVE])
 @pytest.mark.parametrize("reader_is_kept", [True, False])
-def test_zeroing_a_page_that_was_taken_early_without_a_wait_is_clean_only_while_its_reader_is_known(
+def test_zeroing_a_page_that_was_grown_over_without_a_wait_is_clean_only_while_its_reader_is_known(
     taker: Consumer, reader_is_kept: bool
 ) -> None:
     """The taker's own work never came: an aborted launch, a load given up, a request cancelled. The zero debt did."""
     scene = Scene()
     forward_reads_what_a_move_left(scene)
+    scene.usage.fence(ids(PAGE))
     queue_stream_waits(
         clearance(taker, scene.usage, ids(PAGE)), scene.usage, scene.device, scene.device.schedule_stream
     )
-    scene.usage.take_vacated(ids(PAGE))
     usage = scene.usage if reader_is_kept else PageUsage(scene.steps, 8)
     zeroing_writes(scene, PAGE, clearance(Consumer.ZERO, usage, ids(PAGE)))
     scene.device.run_all()

@@ -267,9 +267,7 @@ def broken(action: Callable[[], object]) -> tuple[str, str]:
         ("usage.page_in_band", lambda u: u.fix("relief", ids(-1)), "pages from -1 to -1"),
         ("usage.page_named_once", lambda u: u.record(LOAD, ids(3, 5, 3)), "'load of node 8' names pages [3]"),
         ("usage.page_named_once", lambda u: u.vacate(ids(3, 5, 3)), "'a move' names pages [3]"),
-        ("usage.page_named_once", lambda u: u.take_vacated(ids(14, 14)), "'an early take' names pages [14]"),
         ("usage.page_named_once", lambda u: u.fence(ids(14, 2, 14)), "'a retreat' names pages [14]"),
-        ("usage.page_in_band", lambda u: u.take_vacated(ids(14, -2)), "'an early take' names pages from -2 to 14"),
         ("usage.page_in_band", lambda u: u.fence(ids(-2)), "'a retreat' names pages from -2 to -2"),
         ("usage.page_in_band", lambda u: u.fence(ids(16)), "'a retreat' names pages from 16 to 16"),
         ("usage.page_in_band", lambda u: u.vacate(ids(-1)), "'a move' names pages from -1 to -1"),
@@ -290,7 +288,6 @@ def broken(action: Callable[[], object]) -> tuple[str, str]:
         ("usage.move_follows_writers", lambda u: u.vacate(ids(13)), "forward 0 or transfers [] may still write"),
         ("usage.move_follows_writers", lambda u: u.vacate(ids(12)), "transfers ['prefill 1 → request 42']"),
         ("usage.vacated_once", lambda u: u.vacate(ids(1, 14)), "pages [14] of band 'window-128' are vacated already"),
-        ("usage.vacated_page", lambda u: u.take_vacated(ids(14, 1)), "pages [1] of band 'window-128'"),
         ("usage.idle_has_no_use", lambda u: u.check_idle(), "'backup of node 7' uses pages of band 'window-128'"),
     ],
 )  # fmt: skip
@@ -365,12 +362,12 @@ def test_no_page_moves_between_a_launch_and_its_recording() -> None:
 
 
 @pytest.mark.requirement("L4")
-def test_a_vacated_page_that_was_taken_early_and_vacated_again_comes_back_once() -> None:
+def test_a_vacated_page_that_left_the_span_and_was_vacated_again_comes_back_once() -> None:
     """Its first record must not linger: it would return the page while the second reader still reads."""
     steps, usage = band()
     first = launch(steps, usage, ids(9))
     usage.vacate(ids(1, 2))
-    usage.take_vacated(ids(1))
+    usage.fence(ids(1))
     launch(steps, usage, ids(9))
     usage.vacate(ids(1))
     steps.wait_queued(steps.recorded(first).event)

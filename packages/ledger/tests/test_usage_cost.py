@@ -143,11 +143,11 @@ def test_other_uses_and_a_large_arena_cost_nothing(operation: str) -> None:
 
 
 @pytest.mark.requirement("L4")
-@pytest.mark.parametrize("operation", [*OPERATIONS, "take early", "end with a fence"])
+@pytest.mark.parametrize("operation", [*OPERATIONS, "vacate and fence", "end with a fence"])
 def test_other_batches_and_fences_are_passed_over_without_a_python_loop(operation: str) -> None:
     """With 1,000 vacated batches and 2,000 fences elsewhere the same instructions run; their ranges cost memory by the pass."""
     operations = OPERATIONS | {
-        "take early": lambda usage, pages: (usage.vacate(pages), usage.take_vacated(pages[::2])),
+        "vacate and fence": lambda usage, pages: (usage.vacate(pages), usage.fence(pages[::2])),
         "end with a fence": lambda usage, pages: (
             usage.record(one := copy(), pages),
             usage.fence(pages),

@@ -223,7 +223,6 @@ class UsageAgainstADict(RuleBasedStateMachine):
         shared = fences.clone(self.steps)
         self.usage, self.neighbour = (band.clone(self.steps, shared) for band in bands)
         everything = np.arange(PAGE_COUNT)
-        bands[0].take_vacated(bands[0].vacated_pages())
         for signal in bands[0].signals():
             bands[0].end(signal)
         bands[0].fix("original", everything)
@@ -234,6 +233,7 @@ class UsageAgainstADict(RuleBasedStateMachine):
         bands[0].record_forward_writes(recorded, None)
         steps.wait_queued(recorded.event)
         steps.host_synchronised(recorded.event)
+        bands[0].take_ready_vacated()
 
     # ── moves ──
 
@@ -281,17 +281,6 @@ class UsageAgainstADict(RuleBasedStateMachine):
         assert sorted(self.usage.take_ready_vacated().tolist()) == ready
         for page in ready:
             self.drop(page, {"vacated", Hazard.FORWARD})
-
-    @rule(pages=PAGES)
-    def take_early(self, pages: list[int]) -> None:
-        chosen = [page for page in pages if self.has(page, "vacated")]
-        if chosen != pages:
-            with pytest.raises(InvariantError):
-                self.usage.take_vacated(ids(pages))
-        self.usage.take_vacated(ids(chosen))
-        for page in chosen:
-            # It is vacated no more; its reader reads on.
-            self.drop(page, {"vacated"})
 
     @rule(pages=PAGES)
     def fence(self, pages: list[int]) -> None:

@@ -56,6 +56,7 @@ NOT_IN_A_TRACE: dict[type, set[str]] = {
         "statistics",
         "books",
         "verify_byte_accounting",
+        "verify_units",
         "keep_snapshots",
         "verify_snapshots",
         "capacity_decision",

@@ -80,7 +80,7 @@ class UnitIds:
 
     def bound_in(self, first_page: int, end_page: int) -> IntArray:
         """Physical ids of `[first_page, end_page)` that are bound, ascending; none where it ends before it begins."""
-        return np.flatnonzero(self._virtual[first_page : max(first_page, end_page)] >= 0) + first_page
+        return (self._virtual[first_page : max(first_page, end_page)] >= 0).nonzero()[0] + first_page
 
     def virtual_in(self, first_page: int, end_page: int) -> npt.NDArray[np.int32]:
         """Virtual id of each physical one of `[first_page, end_page)`, −1 where it is unbound; a view, to read."""

@@ -122,8 +122,8 @@ def choose_holes(
 
     First those that make `consumer` wait for no unretired forward and no unreleased transfer, then those behind a forward, last
     those for which the host would wait; each group in the band's order, excluded pages left out. Host copies play no part: when
-    one ends is not the same on every rank. Vacated pages may stand among the holes (then `PageUsage.take_vacated` follows).
-    Raises `InvariantError` for a page outside the band among those looked at, which are no more than the choice needs.
+    one ends is not the same on every rank. Raises `InvariantError` for a page outside the band among those looked at, which are no
+    more than the choice needs.
     """
     if not usage.steers_choice:
         chosen = holes[:page_count]

@@ -24,7 +24,10 @@ class _Shape(NamedTuple):
     """Of those met so far."""
 
     containers: tuple[str, ...]
-    """Attributes that hold containers, or nothing yet; what holds anything else does so for ever, as its type says."""
+    """Attributes that hold containers, in some objects perhaps nothing."""
+
+    undecided: tuple[str, ...]
+    """Attributes that hold nothing yet; what holds anything else does so for ever, as its type says."""
 
 
 _SHAPES: dict[type, _Shape] = {}
@@ -40,9 +43,14 @@ def clone_of(books: Books, **parts: object) -> Books:
     state = books.__dict__.copy()
     shape = _SHAPES.get(kind)
     if shape is None or shape.attribute_count != len(state):
-        containers = tuple(name for name, value in state.items() if value is None or isinstance(value, _OWN))
-        shape = _SHAPES[kind] = _Shape(len(state), containers)
+        containers = tuple(name for name, value in state.items() if isinstance(value, _OWN))
+        undecided = tuple(name for name, value in state.items() if value is None)
+        shape = _SHAPES[kind] = _Shape(len(state), containers, undecided)
     for name in shape.containers:
+        value = state[name]
+        if value is not None:
+            state[name] = value.copy()
+    for name in shape.undecided:
         value = state[name]
         if isinstance(value, _OWN):
             state[name] = value.copy()

@@ -156,11 +156,6 @@ _ALL = (
         holds="A page is vacated by one move at a time.",
     ),
     Invariant(
-        id="usage.vacated_page",
-        guard="ledger",
-        holds="Only a vacated page is taken as one.",
-    ),
-    Invariant(
         id="usage.idle_has_no_use",
         guard="ledger",
         holds="At rest every use is over.",

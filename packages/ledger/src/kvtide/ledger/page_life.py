@@ -81,7 +81,6 @@ PAGE_LIFE: tuple[Arrow, ...] = (
     Arrow(LIVE, HOLE, "moved, with no forward or send to read it", f"{_USAGE}.vacate"),
     Arrow(LIVE, VACATED, "moved, and a forward or send may read it", f"{_USAGE}.vacate"),
     Arrow(VACATED, HOLE, "the readers are over", f"{_USAGE}.take_ready_vacated"),
-    Arrow(VACATED, LIVE, "taken early, under clearance", f"{_USAGE}.take_vacated"),
     Arrow(VACATED, FENCED, "the span retreats past it", f"{_USAGE}.fence"),
     Arrow(VACATED, BEYOND, "the span retreats past it, its readers being over", f"{_USAGE}.fence"),
     Arrow(HOLE, FENCED, "given back while a copy or transfer uses it", f"{_USAGE}.fence"),

@@ -105,7 +105,9 @@ class PageUsage(PageClaims):
             tuple(
                 (int(one.hazard), name(one), sorted_pages(pages))
                 for one, pages in self._uses.pages_by_signal()
-            ),
+            )
+            if self._uses
+            else (),
             sorted_pages(self._vacated.pages()) if self._vacated else (),
             tuple((page, places[forward]) for page, forward in self._vacated.readers(retired)),
             places[self.newest_reader] if self._is_read else -1,
@@ -238,23 +240,6 @@ class PageUsage(PageClaims):
         sent = self._uses.under_transfer(retired)
         self._vacated.add(retired[sent], _NO_FORWARD)
         return retired[~sent]
-
-    def take_vacated(self, pages: IntArray) -> None:
-        """Hand out vacated pages early, under their `clearance`; the caller has queued its waits, none is made here.
-
-        A forward that may still read them stays their hazard until it retires: whoever takes them queued a wait, or relies on
-        another rule, and the next writer may rely on neither. Raises `InvariantError`, with nothing changed, for a page that is
-        not vacated, is named twice or lies outside the band.
-        """
-        self._lists.check_once(pages, "an early take")
-        vacated = self._vacated.contains(pages)
-        if not vacated.all():
-            raise InvariantError(
-                "usage.vacated_page",
-                f"pages {some(pages[~vacated])} of band {self.name!r} are taken as vacated and are not",
-                "they came back by take_ready_vacated before, or were never vacated",
-            )
-        self._vacated.remove(pages)
 
     @property
     def newest_reader(self) -> int:

@@ -2,10 +2,9 @@
 
 Two facts of one page, which end apart:
 
-- it is *vacated*: it lies in the span, free and named by no virtual page. That ends when it comes back as a hole, when somebody
-  takes it early, or when the span retreats past it;
-- a forward may *read* it: that ends when the forward retires, and not before, whoever has taken the page meanwhile. A consumer
-  that queues no wait of its own (a load, a forward, a peer) takes the page and leaves the reader there for the next one.
+- it is *vacated*: it lies in the span, free and named by no virtual page. That ends when it comes back as a hole, or when the
+  span retreats past it;
+- a forward may *read* it: that ends when the forward retires, or is passed on to the fence of the bytes that leave the band.
 
 Vacated pages stand in batches of one move each. Those behind a forward come back when it retires, those behind sends alone when
 one is released. A page that has left is passed over when its batch is read, so that leaving costs O(1) whatever else is vacated.
@@ -97,7 +96,7 @@ class VacatedPages:
         return vacated
 
     def unretired(self, pages: IntArray, retired_through: int) -> tuple[IntArray, int]:
-        """Places in `pages` that an unretired forward may read, vacated or not, and the newest such forward, −1 for none."""
+        """Places in `pages` that an unretired forward may read, and the newest such forward, −1 for none."""
         readers = self._readers[pages]
         places = np.flatnonzero(readers > retired_through + 1)
         return places, int(readers[places].max()) - 1 if len(places) else _NO_FORWARD

@@ -2,7 +2,7 @@
 
 | holds | against |
 | - | - |
-| every byte has at most one owner, every unit is counted once | `verify_byte_accounting` |
+| every byte has at most one owner, every unit is counted once | `verify_units` |
 | what is bound is what somebody holds; units lie apart, inside the arena and behind the prefix | the shadow |
 | virtual pages are minted while some band binds a part of them, and only then | the shadow |
 | what is fixed or under a transfer lies where it lay, and nobody else has its bytes | the shadow |
@@ -48,7 +48,7 @@ class Placements:
 
 def check_state(world: SmallWorld, placements: Placements) -> None:
     """Raise `CheckFailedError`, or `InvariantError`, for a state that should not be."""
-    world.chain.verify_byte_accounting()
+    world.chain.verify_units()
     live = [set(world.chain.live_units(band.name).tolist()) for band in world.facts.bands]
     _check_claims(world, _check_bindings(world, live))
     statistics = world.chain.statistics()

@@ -30,8 +30,9 @@ from kvtide.simulation.failures import CheckFailedError
 
 def step(world: SmallWorld, action: Action) -> str:
     """Do it; what became of it, in words. Raises `CheckFailedError`, or whatever the allocator raises, for what is wrong."""
-    world.waited = False
+    world.waited, world.tables = False, None
     outcome = _STEPS[str(action[0])](world, *(int(number) for number in action[1:]))
+    world.tables = {}
     _check_contents(world)
     return outcome
 
@@ -257,12 +258,11 @@ def _check_contents(world: SmallWorld) -> None:
     owed = world.owed()
     fresh = [NOBODYS] * len(world.device.contents)
     for band in world.facts.bands:
-        virtual = list(world.held[band.place])
-        for unit, physical in zip(virtual, world.physical(band.place, virtual), strict=True):
-            cells = cells_of(band.grid, physical)
-            found = world.device.contents[cells.start : cells.stop]
+        for physical, unit in world.by_unit(band.place):
             if (band.place, unit) in owed:
                 continue
+            cells = cells_of(band.grid, physical)
+            found = world.device.contents[cells.start : cells.stop]
             first = contents_of(band.place, unit)
             if found != list(range(first, first + len(cells))):
                 raise CheckFailedError(

@@ -114,7 +114,7 @@ class Facts:
             for place, band in enumerate(self.layout.bands)
         )
         """In chain order."""
-        self.id_counts = tuple(map(self.layout.id_count, self.layout.bands))
+        self.ids = tuple(np.arange(self.layout.id_count(band)) for band in self.layout.bands)
         """Virtual units of each."""
         self.state = next((band for band in self.bands if not band.ratio), None)
         """The state band, if there is one."""
@@ -169,6 +169,8 @@ class SmallWorld:
         """A take on a promise that is neither written nor paid, and its units."""
         self.waited = False
         """Whether a relief of the last step waited for a transfer."""
+        self.tables: dict[int, list[int]] | None = {}
+        """By place of the band: physical units of its virtual ones, once looked up; none within a step, which may move units."""
 
     def clone(self) -> SmallWorld:
         """The same state, which goes its own way."""
@@ -181,7 +183,7 @@ class SmallWorld:
         clone.flying = self.flying.copy()
         clone.copy, clone.transfer, clone.fixed = self.copy, self.transfer, self.fixed
         clone.debt = self.debt
-        clone.waited = False
+        clone.waited, clone.tables = False, {}
         return clone
 
     # ── uses ──
@@ -228,15 +230,12 @@ class SmallWorld:
 
     def physical(self, place: int, virtual: Sequence[int]) -> list[int]:
         """Physical units of virtual ones, as the allocator has them."""
-        ids = np.array(virtual, np.int64)
-        units: list[int] = self.chain.physical_units(self.facts.bands[place].name, ids).tolist()
-        return units
+        table = self._table(place) if virtual else []
+        return [table[unit] for unit in virtual]
 
     def placed(self, units: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
         """Place of the band and physical unit of such pairs with virtual ones."""
-        if len(units) < 2:
-            return tuple((place, self.physical(place, [virtual])[0]) for place, virtual in units)
-        tables = {place: self.physical(place, range(self.facts.id_counts[place])) for place, _ in units}
+        tables = {place: self._table(place) for place, _ in units}
         return tuple((place, tables[place][virtual]) for place, virtual in units)
 
     def cells(self, places: Sequence[tuple[int, int]]) -> list[int]:
@@ -245,8 +244,20 @@ class SmallWorld:
 
     def by_unit(self, place: int) -> list[tuple[int, int]]:
         """Physical and virtual unit of all that is held in a band, in the order of their bytes."""
-        virtual = list(self.held[place])
-        return sorted(zip(self.physical(place, virtual), virtual, strict=True)) if virtual else []
+        held = self.held[place]
+        if not held:
+            return []
+        table = self._table(place)
+        return sorted([(table[virtual], virtual) for virtual in held])
+
+    def _table(self, place: int) -> list[int]:
+        """Physical unit of each virtual one of a band, as the allocator has it."""
+        found = None if self.tables is None else self.tables.get(place)
+        if found is None:
+            found = self.chain.physical_units(self.facts.bands[place].name, self.facts.ids[place]).tolist()
+            if self.tables is not None:
+                self.tables[place] = found
+        return found
 
     # ── canonical form ──
 

@@ -1,4 +1,4 @@
-"""A vacated page taken early: its place in the books ends, its reader does not (L4, L5, A5, T4)."""
+"""A page that its band grows over again: its place in the books is new, its reader is not (L4, L5, A5, T4)."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ def forward(steps: ForwardSteps, usage: PageUsage) -> int:
     return recorded.forward
 
 
-def taken_early() -> tuple[ForwardSteps, PageUsage]:
-    """Page 3 was vacated under forward 0 and taken early by somebody who queued no wait."""
+def grown_over() -> tuple[ForwardSteps, PageUsage]:
+    """Page 3 was vacated under forward 0, given back, and grown over by somebody who queued no wait."""
     steps = ForwardSteps()
     usage = PageUsage(steps, 8, grid=UnitGrid(0, 32), fences=FencedBytes(steps))
     forward(steps, usage)
     usage.vacate(ids(3))
-    usage.take_vacated(ids(3))
+    usage.fence(ids(3))
     return steps, usage
 
 
 @pytest.mark.requirement("L4", "L5", "A5")
 @pytest.mark.parametrize("taker", QUEUE_NOTHING)
 @pytest.mark.parametrize("next_writer", Consumer)
-def test_who_takes_a_page_without_a_wait_leaves_its_reader_to_the_next_writer(
+def test_who_grows_over_a_page_without_a_wait_leaves_its_reader_to_the_next_writer(
     taker: Consumer, next_writer: Consumer
 ) -> None:
     """The launch is aborted, the load submitted later, the zero debt paid: forward 0 reads on through all of it."""
@@ -60,7 +60,7 @@ def test_who_takes_a_page_without_a_wait_leaves_its_reader_to_the_next_writer(
     usage.vacate(ids(3))
     assert clearance(taker, usage, ids(3)).stream_waits == ()
     before = clearance(next_writer, usage, ids(2, 3))
-    usage.take_vacated(ids(3))
+    usage.fence(ids(3))
     after = clearance(next_writer, usage, ids(2, 3))
     assert [np.array_equal(a, b) for a, b in zip(before, after, strict=True)] == [True] * 5
     assert (3 in after.free_to_go) == (CLEARANCE[next_writer][Hazard.FORWARD] is Clear.NONE)
@@ -75,16 +75,16 @@ def test_who_takes_a_page_without_a_wait_leaves_its_reader_to_the_next_writer(
 @pytest.mark.requirement("T4")
 def test_a_receive_that_asks_again_before_it_publishes_is_told_of_the_same_forward() -> None:
     """A changed move epoch takes a new gate: it must stand behind the retirement as the first would have."""
-    steps, usage = taken_early()
+    steps, usage = grown_over()
     assert clearance(Consumer.NETWORK_RECEIVE, usage, ids(3)).publish_after == 0
     steps.wait_queued(steps.recorded(0).event)
     assert clearance(Consumer.NETWORK_RECEIVE, usage, ids(3)).publish_after == -1
 
 
 @pytest.mark.requirement("L4")
-def test_the_reader_of_a_page_taken_early_is_fenced_when_the_page_leaves_its_band() -> None:
+def test_the_reader_of_a_page_grown_over_binds_a_neighbour_when_the_page_leaves_its_band_again() -> None:
     """Freed again and given back, its bytes are a neighbour's, and forward 0 has still not retired."""
-    steps, usage = taken_early()
+    steps, usage = grown_over()
     neighbour = PageUsage(steps, 4, grid=UnitGrid(16, 64), fences=usage.fences)
     usage.fence(ids(3))
     for band, page in ((usage, 3), (neighbour, 1)):
@@ -95,9 +95,9 @@ def test_the_reader_of_a_page_taken_early_is_fenced_when_the_page_leaves_its_ban
 
 
 @pytest.mark.requirement("L4")
-def test_a_page_taken_early_and_vacated_again_waits_for_its_newest_reader() -> None:
+def test_a_page_grown_over_and_vacated_again_waits_for_its_newest_reader() -> None:
     """Both read it: the older forward before the first move, the newer before the second."""
-    steps, usage = taken_early()
+    steps, usage = grown_over()
     forward(steps, usage)
     usage.vacate(ids(3))
     steps.wait_queued(steps.recorded(0).event)
@@ -106,7 +106,7 @@ def test_a_page_taken_early_and_vacated_again_waits_for_its_newest_reader() -> N
 
 
 @pytest.mark.requirement("L4")
-def test_pages_taken_early_leave_the_batches_that_hold_the_others_in_order() -> None:
+def test_pages_that_leave_the_span_leave_the_batches_that_hold_the_others_in_order() -> None:
     """Batches forget those who left only now and then; what comes back, and when, is as if they did at once."""
     steps = ForwardSteps()
     usage = PageUsage(steps, 4096)
@@ -117,8 +117,8 @@ def test_pages_taken_early_leave_the_batches_that_hold_the_others_in_order() -> 
     forward(steps, usage)
     for page in range(1000):
         usage.vacate(ids(page))
-    usage.take_vacated(ids(*range(0, 1000, 2), *range(2000, 2500, 2)))
-    usage.take_vacated(ids(*range(1, 900, 2)))
+    usage.fence(ids(*range(0, 1000, 2), *range(2000, 2500, 2)))
+    usage.fence(ids(*range(1, 900, 2)))
     assert usage._vacated._listed_count <= 2 * len(usage._vacated) + 64, (
         "entries of pages that left are bounded"
     )
