@@ -143,6 +143,25 @@ def test_a_take_larger_than_the_arena_says_how_much_of_it_an_empty_one_holds() -
     assert f"an empty arena would hold {largest} of 'full' of it, so it can never be served" in str(refusal)
 
 
+@pytest.mark.requirement("C5", "L4")
+@pytest.mark.parametrize("is_freed", [False, True])
+def test_a_unit_that_stays_hides_no_other_from_what_could_be_freed(is_freed: bool) -> None:
+    """One page is fixed and sent at once, or sent and freed: that it stays is one unit, and the page beside it would do."""
+    walk = Walk(layout_of({"state": 96, "full": 48}, 48 + 96))
+    pages, send = walk.chain.take(pages=2), NetworkTransfer("send", Access.READ)
+    assert isinstance(pages, Taken)
+    walk.chain.uses.begin(send, {"full": pages.pages[:1]})
+    if is_freed:
+        walk.chain.free_pages("full", pages.pages[:1])
+    else:
+        walk.chain.uses.fix("somebody", {"full": pages.pages[:1]})
+    refusal = walk.chain.take(pages=1)
+    assert isinstance(refusal, TakeRefusal)
+    assert refusal.would_serve() == {"full": 1}
+    walk.chain.free_pages("full", pages.pages[1:])
+    assert isinstance(walk.chain.take(pages=1), Taken)
+
+
 def test_where_one_kind_alone_cannot_help_the_refusal_says_so() -> None:
     """Freeing every page of either band leaves too little."""
     walk = Walk(layout_of({"state": 96, "full": 48}, 48 + 960))

@@ -31,6 +31,9 @@ def test_seeds_that_hold_end_in_a_table_and_a_figure() -> None:
     result = stress("--seeds", "0:4", "--ops", 80, "--jobs", 1)
     assert result.exit_code == 0, result.output
     assert re.search(r"launch +launched", result.stdout)
+    assert re.search(r"not reached: [^:]*too many in flight", " ".join(result.stdout.split())), (
+        "what was declared in vain is seen"
+    )
     assert re.search(r"4 seeds, 320 actions in [\d.]+ s, [\d,]+ a second: every check held", result.stdout)
 
 
@@ -41,6 +44,9 @@ def test_processes_share_seeds_and_find_what_one_finds() -> None:
     assert (alone.exit_code, together.exit_code) == (0, 0)
     first, second = json.loads(alone.stdout), json.loads(together.stdout)
     assert first["coverage"] == second["coverage"]
+    assert first["not_reached"] == second["not_reached"]
+    assert "too many in flight" in first["not_reached"]["launch"]
+    assert not set(first["not_reached"]["launch"]) & set(first["coverage"]["launch"])
     assert (first["seeds"], first["actions"], first["failures"]) == (6, 240, [])
     assert first["actions_per_second"] > 0
     assert set(first["versions"]) >= {"kvtide-chain", "kvtide-simulation"}

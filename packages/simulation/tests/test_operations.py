@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvtide.simulation import OPERATION_GROUP, Operation, installed_operations, run_seed
+from kvtide.simulation import OPERATION_GROUP, Operation, installed_operations, run_seed, shrink
 from kvtide.simulation.cases import installed_versions
 
 from .entry_points import write_entry_points
@@ -17,6 +17,7 @@ BACKUP = """
 class Backup:
     name = "backup"
     weight = 50
+    outcomes = frozenset({"copied", "nobody"})
 
     def generate(self, rng, world):
         return {"request": rng.randrange(8)} if world.requests else None
@@ -25,9 +26,24 @@ class Backup:
         return "copied" if world.requests else "nobody"
 
 
+class Silent(Backup):
+    outcomes = None
+
+
+class Misspoken(Backup):
+    outcomes = frozenset({"copies"})
+
+
+class Older:
+    name, weight, generate, apply = "older", 50, Backup.generate, Backup.apply
+
+
 OPERATIONS = [Backup()]
 TWICE = [Backup(), Backup()]
 NONE = [print]
+SILENT = [Silent()]
+OLDER = [Older()]
+MISSPOKEN = [Misspoken()]
 """
 
 
@@ -55,6 +71,22 @@ def test_another_package_brings_operations_without_being_imported(
     assert run.coverage["backup", "copied"] > 5
 
 
+@pytest.mark.requirement("X1")
+def test_what_an_operation_has_not_declared_is_a_failure_where_it_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or an outcome that nobody reaches would hide behind one that nobody has heard of; and the failure shrinks like any other."""
+    install(tmp_path, monkeypatch, "backup_operations:MISSPOKEN")
+    found = {name: one for name, one in installed_operations().items() if name in {"admit", "backup"}}
+    run = run_seed(1, 100, found)
+    assert run.failure is not None
+    assert run.failure.check == "undeclared_outcome"
+    assert run.failure.message == "'backup' says 'copied', which is none of its outcomes"
+    assert ("backup", "copied") not in run.coverage
+    small = shrink(run, found)
+    assert [action.operation for action in small.actions] == ["backup"]
+
+
 @pytest.mark.requirement("X1", "X3")
 def test_a_case_names_whoever_brought_operations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A failure that another package's operations found may be that package's: its version says which code failed."""
@@ -68,6 +100,8 @@ def test_a_case_names_whoever_brought_operations(tmp_path: Path, monkeypatch: py
     [
         ("backup_operations:TWICE", ValueError, "two operations are called 'backup'"),
         ("backup_operations:NONE", TypeError, "is no operation"),
+        ("backup_operations:OLDER", TypeError, "is no operation: it needs name, weight, outcomes"),
+        ("backup_operations:SILENT", TypeError, r"outcomes \(a frozenset"),
     ],
 )
 def test_what_cannot_be_an_operation_is_refused_by_name(

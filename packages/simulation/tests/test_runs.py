@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import attrs
 import pytest
 
@@ -16,90 +14,6 @@ from kvtide.simulation import (
     run_actions,
     run_seed,
 )
-
-SEEDS = range(90)
-ACTIONS = 200
-
-MET = {
-    ("abort", "with work queued"),
-    ("admit", "refused"),
-    ("ask", "does not fit"),
-    ("checkpoint", "kept, moved"),
-    ("checkpoint", "kept, settled"),
-    ("checkpoint", "copied over, in the open batch"),
-    ("drop checkpoints", "dropped, under a forward"),
-    ("drop tail", "dropped, under a forward"),
-    ("ensure capacity", "made room"),
-    ("ensure capacity", "made room, taken"),
-    ("ensure capacity", "refused"),
-    ("fill", "filled, moved"),
-    ("fill", "filled thinly, moved"),
-    ("finish", "under three forwards or more"),
-    ("finish", "under two forwards, in the open batch"),
-    ("flush", "moved, idle"),
-    ("flush", "moved, under a forward"),
-    ("lull", "a forward reads, flushed"),
-    ("fork", "copied, under a forward"),
-    ("launch", "another micro-batch has a request of it"),
-    ("launch", "launched, pages asked for meanwhile"),
-    ("launch", "launched, writes unknown"),
-    ("pass time", "the forward is over"),
-    ("pass time", "the forward still runs"),
-    ("process", "processed, 3 left in flight"),
-    ("process", "processed, 1 left in flight, flushed"),
-    ("rebind", "settled"),
-    ("rehome", "rehomed with a debt, given up"),
-    ("rehome", "rehomed, idle"),
-    ("rest", "with requests"),
-    ("restore", "copied over, under a forward"),
-    ("restore", "restored, under a forward"),
-    ("retire", "passed, under a forward"),
-    ("lull", "a forward reads, flushed, polled"),
-    ("what if", "as the clone, moved"),
-    ("what if", "refused"),
-    *(
-        ("grow", f"{cover}: {how}")
-        for cover in ("whole", "tails", "reached", "some", "none")
-        for how in ("in place", "settled", "moved", "refused")
-    ),
-    *(
-        ("misuse", mistake)
-        for mistake in (
-            "a copy of what is not bound",
-            "a copy onto itself",
-            "a free before the windows",
-            "a free of a masked row",
-            "a free of one unit twice",
-            "a free of the sink",
-            "a free of what a load has reserved",
-            "a free of what is not bound",
-            "a free past the last id",
-            "a payment onto what is fixed",
-            "a take for a page never minted",
-            "a take of a page that is bound nowhere",
-            "a take of less than nothing",
-            "a take of what is bound",
-        )
-    ),
-}
-"""What a slice of seeds must have met, or it proves less than it says."""
-
-
-@pytest.mark.requirement("X1", "V3", "A5", "C1", "C2", "C5", "C10", "C11", "C13", "L2", "L3", "P10")
-def test_the_allocator_as_shipped_keeps_every_promise(operations: dict[str, Operation]) -> None:
-    """A slice of what runs nightly: no check fails, and every case that the checks are about has come up."""
-    coverage: Counter[tuple[str, str]] = Counter()
-    facts: Counter[str] = Counter()
-    for seed in SEEDS:
-        run = run_seed(seed, ACTIONS, operations)
-        assert run.failure is None, f"seed {seed}: {run.failure}"
-        assert len(run.actions) == ACTIONS
-        coverage.update(run.coverage)
-        facts.update(run.facts)
-    assert set() == MET - set(coverage)
-    assert facts["units moved"] > 500
-    assert facts["units promised"] > 500
-    assert facts["units of older pages bound"] > 100
 
 
 @pytest.mark.requirement("X1")
@@ -145,6 +59,7 @@ class Stumble:
 
     name = "stumble"
     weight = 1
+    outcomes = frozenset({"stood"})
 
     def __init__(self) -> None:
         self.count = 0
@@ -176,6 +91,7 @@ class Wreck:
 
     name = "wreck"
     weight = 1
+    outcomes: frozenset[str] = frozenset()
 
     def __init__(self, where: str) -> None:
         self.where = where

@@ -70,6 +70,7 @@ class Slip:
 
     name = "slip"
     weight = 1
+    outcomes = frozenset({"stood"})
 
     def __init__(self, slip: Exception) -> None:
         self.slip = slip

@@ -18,28 +18,35 @@ from kvtide.simulation import (
     OPERATIONS,
     Action,
     BandDraft,
-    Operation,
     Run,
-    Scenario,
+    not_reached,
     read_trace,
     record_seed,
     replay,
     run_actions,
     run_seed,
 )
-from kvtide.sizing import CheckpointStrategy, ChunkReads
+from kvtide.sizing import CheckpointStrategy
 from kvtide.storage.simulated import OPERATIONS as TREE_OPERATIONS
-from kvtide.storage.simulated.settings import settings_of
 
+from .simulated_lives import (
+    ALL,
+    BANDS,
+    END,
+    LIFE,
+    PROCESS,
+    RARE,
+    STATELESS,
+    WINDOWLESS,
+    admitted_under_a_forward,
+    begin,
+    carried_out,
+    serve,
+    serving,
+)
 from .weakened import RULES
 
 PROJECT = Path(__file__).resolve().parents[3] / "pyproject.toml"
-
-ALL: Mapping[str, Operation] = {
-    operation.name: operation
-    for operation in sorted((*OPERATIONS, *TREE_OPERATIONS), key=lambda one: one.name)
-}
-"""What `kvtide stress` draws where both are installed."""
 
 OTHER_OPERATIONS = {name: one for name, one in ALL.items() if one in OPERATIONS}
 
@@ -51,46 +58,8 @@ FEW = {name: one for name, one in ALL.items() if name.startswith("tree: ") or na
 SEEDS = range(24)
 ACTIONS = 200
 
-MET = {
-    ("tree: begin", "with a hit"),
-    ("tree: begin", "with a hit, under a forward"),
-    ("tree: begin", "refused"),
-    ("tree: begin", "with nothing, under a forward"),
-    ("tree: step", "prepared, evicting"),
-    ("tree: step", "prepared, evicting under a forward"),
-    ("tree: step", "prepared, others retracted"),
-    ("tree: step", "prepared"),
-    ("tree: step", "refused"),
-    ("tree: step", "no chunk of so few tokens"),
-    ("tree: launch", "launched"),
-    ("tree: process", "processed"),
-    ("tree: process", "handed over"),
-    ("tree: serve", "one"),
-    ("tree: serve", "several"),
-    ("tree: serve", "several, then nothing to do"),
-    ("tree: serve", "several, then refused"),
-    ("tree: serve", "none, then refused"),
-    ("tree: crowd", "crowded, some left"),
-    ("tree: crowd", "crowded, none left"),
-    ("tree: crowd", "crowded, none left, checkpoints on their way fixed"),
-    ("tree: crowd", "crowded, some left, checkpoints on their way fixed"),
-    ("tree: end", "complete"),
-    ("tree: end", "aborted, under a forward"),
-    ("tree: end", "aborted, in the open batch"),
-    ("tree: make room", "evicted, idle"),
-    ("tree: make room", "evicted, under a forward"),
-    ("tree: make room", "cannot"),
-    ("tree: make room", "had room"),
-    ("tree: empty", "emptied, idle"),
-    ("tree: empty", "emptied, under a forward"),
-    ("tree: use nodes", "backup, under a forward"),
-    ("tree: use nodes", "send, under a forward"),
-    ("tree: use nodes", "fix, under a forward"),
-    ("end use", "backup over, freed under it"),
-    ("begin transfer", "send: freed before it began"),
-    ("begin transfer", "send: begun, under a forward"),
-}
-"""What a slice of seeds must have met, or it proves less than it says."""
+CUT = range(4)
+"""Seeds of which parts are run, too."""
 
 STALLS = ("no tracking slot", "no replacement slot")
 
@@ -105,7 +74,9 @@ def quiet_logs() -> Iterator[None]:
 
 @pytest.mark.requirement("K8", "K9", "X1", "L2", "H1", "T1")
 def test_requests_share_prefixes_among_others_and_every_check_holds() -> None:
-    """Hits, hand-overs, evictions under forwards, reads that outlive nodes, both stalls: drawn, met, and nothing is wrong with them."""
+    """Hits, hand-overs, evictions under forwards, reads that outlive nodes, both stalls: all that the tree's operations may meet is met by
+    seeds, parts of them, and lives by hand, and nothing is wrong with it.
+    """
     coverage: Counter[tuple[str, str]] = Counter()
     facts: Counter[str] = Counter()
     for seed in SEEDS:
@@ -113,12 +84,27 @@ def test_requests_share_prefixes_among_others_and_every_check_holds() -> None:
         assert run.failure is None, f"seed {seed}: {run.failure}"
         coverage.update(run.coverage)
         facts.update(run.facts)
-    assert set() == MET - set(coverage)
+        # Only what was drawn for another state finds nothing to do.
+        for part in (run.actions[::-1], run.actions[1::3]) if seed in CUT else ():
+            cut = run_actions(run.scenario, part, FEW)
+            assert cut.failure is None, f"a part of seed {seed}: {cut.failure}"
+            coverage.update(cut.coverage)
+    for life, _ in RARE:
+        coverage.update(life().coverage)
+    assert not_reached({one.name: one for one in TREE_OPERATIONS}, coverage) == {}
+    assert ("end use", "backup over, freed under it") in coverage
     assert facts["tree: units rehomed"] > 2
     assert all(facts[f"tree: {reason}"] for reason in STALLS)
-    assert {reason for reason in STALLS for _, outcome in coverage if f"stalled: {reason}" in outcome} == {
-        *STALLS
-    }
+
+
+@pytest.mark.requirement("K8", "X1")
+@pytest.mark.parametrize("place", range(len(RARE)))
+def test_a_rare_life_reaches_what_it_is_kept_for(place: int) -> None:
+    """Whatever seeds draw."""
+    life, reaches = RARE[place]
+    run = life()
+    assert run.failure is None
+    assert reaches <= set(run.coverage)
 
 
 @pytest.mark.requirement("K8", "X1")
@@ -169,76 +155,12 @@ def test_a_case_says_which_operations_it_lacks() -> None:
 
 # ── by hand ──
 
-BANDS = (
-    # More than a window frees as it moves on.
-    BandDraft(kind="state", entry_bytes=160),
-    BandDraft(kind="window", window_tokens=6, entry_bytes=16, page_tokens=2),
-    BandDraft(kind="full", entry_bytes=16, page_tokens=2),
-)
-
-
-STATELESS, WINDOWLESS = BANDS[1:], (BANDS[0], BANDS[2])
-
-
-def serving(strategy: CheckpointStrategy, *, overlap: bool, bands: tuple[BandDraft, ...] = BANDS) -> Scenario:
-    """A scenario that serves so, with pages of two tokens and checkpoints, if on a grid, every four."""
-    for seed in range(10_000):
-        scenario = Scenario(
-            bands=bands,
-            arena_bytes=4096,
-            row_count=6,
-            overlap=2,
-            declares_read_end=True,
-            rank_seeds=(seed, 7),
-            random_queries=False,
-        )
-        settings = settings_of(scenario)
-        assert settings is not None
-        policy = settings.sized.policy
-        if (policy.strategy, policy.overlap, policy.chunk_reads) == (
-            strategy,
-            overlap,
-            ChunkReads.PAGES,
-        ) and settings.grid in {None, 4}:
-            return scenario
-    raise AssertionError("no seed draws it")
-
-
-def begin(tokens: int, outputs: int, *, text: int = 0, whole: int = 0, tells: int = 0xFFFF) -> Action:
-    """Bits of `text` are the runs of three tokens that say something else, of `tells` the places of which the scheduler tells the token;
-    with `whole` there must be room for all of its life.
-    """
-    numbers = {"tokens": tokens, "outputs": outputs, "text": text, "key": 0, "whole": whole, "retracts": 0}
-    numbers["tells"] = tells
-    return Action("tree: begin", numbers)
-
-
-def serve(forwards: int, *, crowds: int = 0, relents: int = 0, fixes: int = 0) -> Action:
-    """By launches; bits of `crowds` and `relents` are those before which others take what there is of slots, or give it back, those of
-    `fixes` those behind which they fix checkpoints.
-    """
-    numbers = {"requests": 255, "forwards": forwards, "tokens": 4}
-    numbers |= {"crowds": crowds, "relents": relents, "fixes": fixes}
-    return Action("tree: serve", numbers)
-
-
-END = Action("tree: end", {"requests": 255})
-PROCESS = Action("tree: process", {})
-
-LIFE = (begin(8, 40), *[serve(8)] * 6, END)
-"""A request from its begin to its end, whose checkpoints are the tree's."""
-
 ALWAYS = 255
 STALLING = (
     begin(tokens=8, outputs=40),
     *[serve(8, crowds=ALWAYS, fixes=ALWAYS)] * 6,
     END,
 )
-
-
-def carried_out(scenario: Scenario, *actions: Action) -> Run:
-    return run_actions(scenario, actions, ALL)
-
 
 GRIDS = [
     (CheckpointStrategy.EXTRA_BUFFER, False),
@@ -294,20 +216,6 @@ def test_nobody_fixes_a_slot_that_its_row_copies_onto_again(
     assert run.failure is None
     assert run.coverage["tree: make room", "evicted, idle"] == 1
     assert run.coverage["tree: begin", "with nothing"] == 2, "tails are gone"
-
-
-def admitted_under_a_forward(strategy: CheckpointStrategy, *, overlap: bool) -> Run:
-    """Three texts fill the arena; then, while a request computes, one comes that needs room for all of its life, and both go to their ends."""
-    lives = [(begin(8, 40, text=bits), *LIFE[1:]) for bits in (0x1111, 0x2222, 0x3333)]
-    return carried_out(
-        serving(strategy, overlap=overlap),
-        *[action for life in lives for action in life],
-        begin(8, 30, text=0xFFFF),
-        serve(2),
-        begin(24, 20, text=0xAAAA, whole=1),
-        *[serve(8)] * 20,
-        END,
-    )
 
 
 @pytest.mark.requirement("K8", "X1")

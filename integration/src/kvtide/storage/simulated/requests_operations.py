@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from kvtide.simulation import Numbers, World, draw_bits, one_of, some_of
+from kvtide.simulation import Numbers, World, draw_bits, one_of, phrases, some_of
 from kvtide.storage.simulated.crowding import fix_checkpoints, give_slots_back, take_slots
 from kvtide.storage.simulated.joining import can_share, sharers_of
 from kvtide.storage.simulated.prompts import TOLD_BITS, SharingRequest, text_of
@@ -18,12 +18,23 @@ _KEYS = (None, "salt")
 
 _ALL_TOLD = (1 << TOLD_BITS) - 1
 
+_FOUND = ("nothing", "a hit")
+_AMOUNTS = ("none", "one", "several")
+_NOTHING_TO_DO, _REFUSED, _RETRACTED = ", then nothing to do", ", then refused", ", others retracted"
+
 
 class Begin:
     """A request arrives with its prompt: what the tree can restore of it is its own from the start, locked, its state copied."""
 
     name = "tree: begin"
     weight = 120
+    outcomes = phrases("with ", _FOUND, ("", ", evicting"), ("", ", under a forward")) | {
+        "pages of several sizes",
+        "no row free",
+        "no room for two tokens",
+        "more than the arena holds",
+        "refused",
+    }
 
     def generate(self, rng: random.Random, world: World) -> Numbers | None:
         """How long, where its text parts from others, whose it is, whether there must be room for all of its life, whether others
@@ -71,8 +82,7 @@ class Begin:
             if not numbers["retracts"] or not _retracted(world, sharers, sharers.requests):
                 return "refused"
         evicted = ", evicting" if sharers.evicted() > before else ""
-        hit = "a hit" if request.length else "nothing"
-        return f"with {hit}{evicted}{', under a forward' if world.flying else ''}"
+        return f"with {_FOUND[request.length > 0]}{evicted}{', under a forward' if world.flying else ''}"
 
 
 class Step:
@@ -80,6 +90,12 @@ class Step:
 
     name = "tree: step"
     weight = 260
+    outcomes = phrases(("prepared", "refused"), ("", _RETRACTED)) | {
+        "nobody",
+        "no chunk of so few tokens",
+        "prepared, evicting",
+        "prepared, evicting under a forward",
+    }
 
     def generate(self, rng: random.Random, world: World) -> Numbers | None:
         """Whose, how much of a prompt at most, and whether others give way."""
@@ -106,9 +122,9 @@ class Step:
         while not sharers.prepare(chosen, most):
             if not numbers["retracts"] or not _retracted(world, sharers, chosen):
                 return f"refused{retracted}"
-            retracted = ", others retracted"
+            retracted = _RETRACTED
         if retracted:
-            return "prepared, others retracted"
+            return f"prepared{retracted}"
         if sharers.evicted() > before:
             return f"prepared, evicting{' under a forward' if world.flying else ''}"
         return "prepared"
@@ -119,6 +135,7 @@ class Launch:
 
     name = "tree: launch"
     weight = 160
+    outcomes = frozenset({"nothing to run", "another micro-batch has a request of it", "launched"})
 
     def generate(self, rng: random.Random, world: World) -> Numbers | None:
         """Whether the result is copied."""
@@ -136,9 +153,8 @@ class Launch:
             world.forwards_over(entry.request) for entry in world.batch.entries
         ):
             return "another micro-batch has a request of it"
-        sharers.stalls.clear()
         world.launch(list(world.batch.entries), has_completion=bool(numbers["completion"]))
-        return _with_stalls("launched", sharers)
+        return "launched"
 
 
 class Process:
@@ -146,6 +162,7 @@ class Process:
 
     name = "tree: process"
     weight = 60
+    outcomes = frozenset({"nothing in flight", "handed over", "processed"})
 
     def generate(self, rng: random.Random, world: World) -> Numbers | None:
         """No number."""
@@ -156,11 +173,9 @@ class Process:
         sharers = sharers_of(world)
         if sharers is None or not world.flying:
             return "nothing in flight"
-        sharers.stalls.clear()
         before = sharers.units_of_tree()
         world.process()
-        more = sharers.units_of_tree() > before
-        return _with_stalls("handed over" if more else "processed", sharers)
+        return "handed over" if sharers.units_of_tree() > before else "processed"
 
 
 class Serve:
@@ -168,6 +183,7 @@ class Serve:
 
     name = "tree: serve"
     weight = 60
+    outcomes = phrases(_AMOUNTS, ("", _NOTHING_TO_DO, _REFUSED)) | {"nobody"}
 
     def generate(self, rng: random.Random, world: World) -> Numbers | None:
         """Whom, for how long, and whether before a launch others take every state slot, or give those up that they took, and fix behind it
@@ -192,7 +208,6 @@ class Serve:
         if sharers is None or not served:
             return "nobody"
         world.abandon()
-        sharers.stalls.clear()
         depth = min(world.scenario.overlap, 2 if sharers.settings.sized.policy.overlap else 1)
         count, stop = 0, ""
         for turn in range(numbers["forwards"]):
@@ -205,11 +220,11 @@ class Serve:
                 world.process()
                 continue
             if not turns:
-                stop = ", then nothing to do"
+                stop = _NOTHING_TO_DO
                 break
             while not sharers.prepare(turns, max(numbers["tokens"], sharers.settings.grid or 1)):
                 if len(turns) == 1 and not _retracted(world, sharers, served):
-                    return _with_stalls(f"{_amount(count)}, then refused", sharers)
+                    return f"{_amount(count)}{_REFUSED}"
                 # Fewer at a time, before anybody gives way.
                 turns = turns[: max(1, len(turns) // 2)]
             if world.state is not None and numbers["crowds"] >> turn & 1:
@@ -220,7 +235,7 @@ class Serve:
             if numbers["fixes"] >> turn & 1:
                 fix_checkpoints(world, sharers)
             count += 1
-        return _with_stalls(f"{_amount(count)}{stop}", sharers)
+        return f"{_amount(count)}{stop}"
 
 
 class End:
@@ -228,6 +243,10 @@ class End:
 
     name = "tree: end"
     weight = 60
+    outcomes = phrases("aborted", ("", ", under a forward"), ("", ", in the open batch")) | {
+        "nobody",
+        "complete",
+    }
 
     def generate(self, rng: random.Random, world: World) -> Numbers | None:
         """Who; mostly somebody who has come to the end."""
@@ -266,8 +285,4 @@ def _retracted(world: World, sharers: Sharers, kept: Sequence[SharingRequest]) -
 
 
 def _amount(count: int) -> str:
-    return "none" if not count else "one" if count == 1 else "several"
-
-
-def _with_stalls(outcome: str, sharers: Sharers) -> str:
-    return ", ".join([outcome, *(f"stalled: {reason}" for reason in sorted(sharers.stalls))])
+    return _AMOUNTS[min(count, len(_AMOUNTS) - 1)]

@@ -52,9 +52,7 @@ class Sharers:
         """Not over, in the order of their admission."""
         self.extra_keys: list[Hashable] = []
         """All that requests have come with."""
-        self.stalls: Counter[str] = Counter()
-        """Checkpoints forgone and slots not replaced since somebody looked."""
-        self._seen: Counter[str] = Counter()
+        self._stalls: Counter[str] = Counter()
         self._begun = 0
 
     # ── verbs ──
@@ -328,10 +326,9 @@ class Sharers:
                     "rank_divergence", f"{what} does {log} on rank {place}, {logs[0]} on rank 0"
                 )
         stalls = Counter(self.ranks[0].stalls())
-        for reason, count in (stalls - self._seen).items():
-            self.stalls[reason] += count
+        for reason, count in (stalls - self._stalls).items():
             world.facts[f"tree: {reason}"] += count
-        self._seen = stalls
+        self._stalls = stalls
         return answers
 
     def _follow_rows(self) -> None:

@@ -7,6 +7,7 @@ import random
 import numpy as np
 
 from kvtide.simulation import (
+    UNDER,
     Kind,
     Numbers,
     Part,
@@ -18,8 +19,10 @@ from kvtide.simulation import (
     draw_units,
     fix,
     parts_of,
+    phrases,
     some_of,
     some_places,
+    under,
 )
 from kvtide.storage.simulated.crowding import fix_checkpoints, take_slots
 from kvtide.storage.simulated.joining import sharers_of
@@ -27,12 +30,15 @@ from kvtide.storage.simulated.joining import sharers_of
 MOST_USES = 3
 """Of one kind at a time."""
 
+_KINDS = (Kind.BACKUP, Kind.SEND, Kind.FIX)
+
 
 class MakeRoom:
     """Somebody needs room, a load or a receive perhaps: the tree lets go of as much as it takes, and no more."""
 
     name = "tree: make room"
     weight = 40
+    outcomes = phrases("evicted, ", UNDER) | {"no tree", "had room", "cannot"}
 
     def generate(self, rng: random.Random, world: World) -> Numbers | None:
         """Units of each band, by place."""
@@ -51,7 +57,7 @@ class MakeRoom:
         if not answer:
             return "cannot"
         world.ask(asked)
-        return "evicted, under a forward" if world.flying else "evicted, idle"
+        return f"evicted, {under(world.flying)}"
 
 
 class ReadNodes:
@@ -59,6 +65,7 @@ class ReadNodes:
 
     name = "tree: use nodes"
     weight = 30
+    outcomes = phrases([kind.value for kind in _KINDS], ", ", UNDER) | {"enough of them", "nothing to use"}
 
     def generate(self, rng: random.Random, world: World) -> Numbers | None:
         """What is done, in which bands, to which units."""
@@ -73,7 +80,7 @@ class ReadNodes:
 
     def apply(self, world: World, numbers: Numbers) -> str:
         """Begin, or announce."""
-        kind = (Kind.BACKUP, Kind.SEND, Kind.FIX)[numbers["use"] % 3]
+        kind = _KINDS[numbers["use"] % len(_KINDS)]
         stage = Stage.ANNOUNCED if kind is Kind.SEND else Stage.OPEN
         if len(world.uses.of(kind, stage)) >= 2 * MOST_USES:
             return "enough of them"
@@ -87,7 +94,7 @@ class ReadNodes:
             announce(world, use)
         else:
             fix(world, use)
-        return f"{kind.value}{', under a forward' if world.flying else ''}"
+        return f"{kind.value}, {under(world.flying)}"
 
 
 class Empty:
@@ -95,6 +102,7 @@ class Empty:
 
     name = "tree: empty"
     weight = 6
+    outcomes = phrases("emptied, ", UNDER) | {"no tree"}
 
     def generate(self, rng: random.Random, world: World) -> Numbers | None:
         """No number."""
@@ -107,7 +115,7 @@ class Empty:
         if sharers is None:
             return "no tree"
         sharers.empty()
-        return "emptied, under a forward" if world.flying else "emptied, idle"
+        return f"emptied, {under(world.flying)}"
 
 
 class Crowd:
@@ -118,6 +126,9 @@ class Crowd:
 
     name = "tree: crowd"
     weight = 40
+    outcomes = phrases("crowded, ", ("some", "none"), " left", ("", ", checkpoints on their way fixed")) | {
+        "nobody"
+    }
 
     def generate(self, rng: random.Random, world: World) -> Numbers | None:
         """Who takes them, and whether checkpoints on their way are fixed."""

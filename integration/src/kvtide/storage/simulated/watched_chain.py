@@ -67,6 +67,9 @@ class WatchedChain:
                 self._meanings.taken(self._band[name], bound)
         elif self._rank.fingerprint() != before:
             raise CheckFailedError("changed_by_refusal", "a refused take of a sharer changed rank 0")
+        elif not self._rank.waited:
+            # The world hears of transfers that were waited for once the verb is over, and does not know yet what is open.
+            world.note_refused(answer, asked)
         return self._taken(answer)
 
     def free_pages(self, band_name: str, virtual: IntArray) -> None:

@@ -9,7 +9,7 @@ import attrs
 
 from kvtide.chain.chain_bands import ChainBands
 from kvtide.chain.pricing import feasible
-from kvtide.chain.snapshot import ChainSnapshot, reclaimed_snapshot
+from kvtide.chain.snapshot import ChainSnapshot, movable_units, reclaimed_snapshot
 from kvtide.plan import pack
 
 
@@ -88,9 +88,7 @@ class TakeRefusal(Refusal):
         """
         freed: dict[str, int] = {}
         for place, band in enumerate(self.bands):
-            snapshot = self.snapshot.bands[place]
-            stays = sum(extent.page_count for extent in (*snapshot.fixed, *snapshot.network))
-            most = max(0, min(band.live, snapshot.occupied - stays))
+            most = movable_units(self.snapshot.bands[place])
             if most and self._serves(place, most):
                 freed[band.name] = most - _most(most, partial(self._serves_keeping, place, most))
         return freed

@@ -84,12 +84,7 @@ def reclaimed_snapshot(
                 f"cannot credit {freed} units of band {grid.name!r}: of its {band.occupied} occupied ones {movable} are not fixed"
             )
         if around_network and band.network:
-            # Pages may be both fixed and under a transfer; those of a transfer that are free are not among the occupied.
-            firsts, ends = merged(
-                [(extent.first_page, extent.end_page) for extent in (*band.fixed, *band.network)]
-            )
-            staying = sum(ends) - sum(firsts) - band.network_free
-            freed = min(freed, max(band.occupied - staying, 0))  # noqa: PLW2901  # what can be had of it
+            freed = min(freed, movable_units(band))  # noqa: PLW2901  # what can be had of it
         if not freed:
             bands.append(band)
         elif freed == band.occupied and not band.network:
@@ -98,6 +93,13 @@ def reclaimed_snapshot(
         else:
             bands.append(band._replace(occupied=band.occupied - freed, free=band.free + freed))
     return snapshot._replace(bands=tuple(bands))
+
+
+def movable_units(band: BandSnapshot) -> int:
+    """Units in use that are neither fixed nor under a transfer: what could come free at once."""
+    # A page may be both, and free besides: fixed ones are among the occupied then, those of a transfer are not.
+    firsts, ends = merged([(extent.first_page, extent.end_page) for extent in (*band.fixed, *band.network)])
+    return band.occupied - (sum(ends) - sum(firsts) - band.network_free)
 
 
 def extents_of(pages: IntArray) -> tuple[PageSpan, ...]:

@@ -14,6 +14,7 @@ from kvtide.simulation.actions import (
     Numbers,
     Operation,
     installed_operations,
+    not_reached,
 )
 from kvtide.simulation.allocators import Handed
 from kvtide.simulation.bands import SimulatedBand
@@ -25,6 +26,7 @@ from kvtide.simulation.mutations import MUTATIONS, Hunt, Mutation, hunt
 from kvtide.simulation.operations import OPERATIONS
 from kvtide.simulation.operations.capacity import draw_units
 from kvtide.simulation.operations.choices import draw_bits, one_of, some_of, some_places
+from kvtide.simulation.operations.phrases import UNDER, phrases, under
 from kvtide.simulation.rank import Rank
 from kvtide.simulation.real import DEVICE_KINDS, RealDevice, open_device, run_actions_on, run_seed_on
 from kvtide.simulation.requests import Batch, BatchEntry, BatchTake, Request
@@ -61,6 +63,7 @@ __all__ = [
     "OPERATION_GROUP",
     "SHAPES",
     "STORIES",
+    "UNDER",
     "Action",
     "BandDraft",
     "Batch",
@@ -109,9 +112,11 @@ __all__ = [
     "hunt",
     "installed_operations",
     "load_case",
+    "not_reached",
     "one_of",
     "open_device",
     "parts_of",
+    "phrases",
     "read_trace",
     "record_seed",
     "repeat",
@@ -126,4 +131,5 @@ __all__ = [
     "some_places",
     "sweep",
     "told",
+    "under",
 ]

@@ -22,11 +22,15 @@ from kvtide.simulation.claims import held_places, immovable, moved_holds
 from kvtide.simulation.failures import CheckFailedError
 from kvtide.simulation.rank import Rank, free, modelled_device
 from kvtide.simulation.reach import Need, some_layout_holds
+from kvtide.simulation.refusals import check_refusal, freeable_units
 from kvtide.simulation.scenario import Scenario
 from kvtide.simulation.shadow import Shadow
 from kvtide.simulation.uses import Kind, Use, UseBook
 
 T = TypeVar("T")
+
+HOW = ("in place", "settled", "moved")
+"""What a take may need, from the least."""
 
 
 @attrs.frozen(eq=False)
@@ -43,7 +47,7 @@ class Handed:
     """Band → those of them that the taking forward is to write whole."""
 
     how: str
-    """What it took: "in place", "settled" or "moved"."""
+    """What it took, one of `HOW`."""
 
     @property
     def pages(self) -> IntArray:
@@ -291,17 +295,11 @@ class Allocators:
             )
         if not taken:
             self.check_unchanged("a refused take", before)
-            self.facts["refusals"] += 1
+            self.note_refused(answers[0], asked)
             return None
         units, promised = self.note_taken(taken[0], bands)
         now = self.figures()
-        how = (
-            "moved"
-            if now.moved > figures.moved
-            else "settled"
-            if now.settles > figures.settles
-            else "in place"
-        )
+        how = HOW[2 if now.moved > figures.moved else int(now.settles > figures.settles)]
         return Handed(taken, units, promised, how)
 
     def free(self, band: SimulatedBand, units: IntArray) -> None:
@@ -333,6 +331,13 @@ class Allocators:
         self.facts["units promised"] += sum(map(len, promised.values()))
         self.facts["units of older pages bound"] += sum(len(one.held) for one in (bands or {}).values())
         return units, promised
+
+    def note_refused(self, answer: Taken | TakeRefusal | None, asked: Mapping[str, int]) -> None:
+        """A call for `asked` was refused; what the refusal says beside that is compared with every layout."""
+        if isinstance(answer, TakeRefusal):
+            freeable = freeable_units(self.uses, self.layout, self.ranks[0])
+            check_refusal(answer, asked, layout=self.layout, freeable=freeable, holds=self.some_layout_holds)
+        self.facts["refusals"] += 1
 
     def note_freed(self, band: SimulatedBand, units: IntArray) -> None:
         """Pages of one attention band, or state slots, were freed."""

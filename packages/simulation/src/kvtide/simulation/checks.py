@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from kvtide.chain import ChainStatistics
-from kvtide.simulation.claims import check_claims
+from kvtide.simulation.claims import check_claims, check_keeps
 from kvtide.simulation.failures import CheckFailedError
 from kvtide.simulation.rank import ROWS, Rank, WatchedDevice
 from kvtide.simulation.shadow import check_words
@@ -60,6 +60,9 @@ def after_action(world: World) -> None:
     # One for all: the others have equal tables, spans and figures.
     first.chain.verify_byte_accounting()
     check_claims(world.uses, world.shadow, world.bands, first)
+    # One band at a time: it takes as long as all that is above.
+    world.looks += 1
+    check_keeps(world.uses, world.shadow, world.bands[world.looks % len(world.bands)], first)
     for holder in world.holders:
         holder.check()
 

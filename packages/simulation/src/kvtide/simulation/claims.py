@@ -8,7 +8,7 @@ import numpy as np
 
 from kvtide.device import IntArray
 from kvtide.plan import ArenaLayout
-from kvtide.simulation.bands import SimulatedBand
+from kvtide.simulation.bands import NONE, SimulatedBand
 from kvtide.simulation.failures import CheckFailedError
 from kvtide.simulation.rank import Rank
 from kvtide.simulation.reach import Need
@@ -95,6 +95,24 @@ def check_claims(book: UseBook, shadow: Shadow, bands: Sequence[SimulatedBand], 
                 f"unit {int(places[place])} of band {part.band.name!r}, which was virtual unit {int(part.units[place])} for "
                 f"{use.name} ({use.stage.value}), now lies under {_described(there)}",
             )
+
+
+def check_keeps(book: UseBook, shadow: Shadow, band: SimulatedBand, rank: Rank) -> None:
+    """Raise `CheckFailedError` where the chain is wrong about which units of a band would not come free: what stays, and what is held."""
+    claimed = [NONE]
+    for _, part, places in _claims(book, rank, around_transfers=True):
+        if part.band is band:
+            claimed.append(places)
+    units = np.flatnonzero(shadow.bound[band.name])
+    kept = rank.chain.uses.keeps(band.name, units)
+    wrong = kept != np.isin(rank.chain.physical_units(band.name, units), np.concatenate(claimed))
+    if wrong.any():
+        place = int(np.flatnonzero(wrong)[0])
+        raise CheckFailedError(
+            "capacity_answer",
+            f"virtual unit {int(units[place])} of band {band.name!r} {'would not' if kept[place] else 'would'} come free, as the chain has "
+            "it, and those who use it have it otherwise",
+        )
 
 
 def _claims(book: UseBook, rank: Rank, *, around_transfers: bool) -> Iterator[tuple[Use, Part, IntArray]]:

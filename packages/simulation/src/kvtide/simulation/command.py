@@ -22,7 +22,7 @@ from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 from rich.table import Table
 
 from kvtide.plan import PlanError
-from kvtide.simulation.actions import installed_operations
+from kvtide.simulation.actions import installed_operations, not_reached
 from kvtide.simulation.cases import MODELLED, Case, installed_versions, load_case, save_case
 from kvtide.simulation.command_refusals import check_folder, reason_of, refuse_beside
 from kvtide.simulation.failures import CHECKS
@@ -270,9 +270,17 @@ def _print_totals(console: Console, totals: Totals, seconds: float) -> None:
     table.add_column("operation")
     table.add_column("outcome")
     table.add_column("times", justify="right")
+    rows = [
+        (operation, outcome, f"{times:,}") for (operation, outcome), times in sorted(totals.coverage.items())
+    ]
+    missing = not_reached(installed_operations(), totals.coverage)
+    rows += [
+        (operation, f"not reached: {'; '.join(outcomes)}", "") for operation, outcomes in missing.items()
+    ]
     last = ""
-    for (operation, outcome), times in sorted(totals.coverage.items()):
-        table.add_row(operation if operation != last else "", escape(outcome), f"{times:,}")
+    # In the order of operations, of each what was not reached last.
+    for operation, outcome, times in sorted(rows, key=lambda row: row[0]):
+        table.add_row(operation if operation != last else "", escape(outcome), times)
         last = operation
     console.print(table)
     facts = ", ".join(f"{count:,} {fact}" for fact, count in sorted(totals.facts.items()))
@@ -316,6 +324,7 @@ def _document(totals: Totals, seconds: float, files: dict[int, Path | None]) -> 
         "actions_per_second": round(totals.actions / seconds, 1),
         "versions": installed_versions(),
         "coverage": coverage,
+        "not_reached": not_reached(installed_operations(), totals.coverage),
         "facts": dict(sorted(totals.facts.items())),
         "failures": [
             {

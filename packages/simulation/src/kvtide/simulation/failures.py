@@ -22,12 +22,13 @@ CHECKS: Mapping[str, str] = MappingProxyType(
         "rank_divergence": "All ranks decide alike: ids, refusals, figures, places in the arena.",
         "wrong_binding": "A virtual unit is bound, and its id taken, exactly while somebody holds it.",
         "byte_accounting": "Every byte has at most one owner, every unit is counted once.",
-        "capacity_answer": "A capacity question, the take it asks about and an exhaustive placement agree.",
+        "capacity_answer": "A capacity question, the take it asks about, what a refusal or the chain's uses say of room, and an exhaustive placement agree.",
         "changed_by_refusal": "What was refused, or was an error, changed nothing and queued nothing.",
         "needless_wait": "A flush made for gain waits for no forward in flight, a relief for no transfer that a layout goes around, and what has been waited for has retired.",
         "disturbed_use": "Fixed units stay where they are, and nobody else gets bytes that a use keeps from others.",
         "misuse_accepted": "A call that names what it may not name raises `ChainError`, at launch `InvariantError`.",
         "ledger_leak": "At rest the ledger keeps no record of work that ended; with nothing held the arena is empty.",
+        "undeclared_outcome": "An operation says only what it has declared that it may say.",
         "unexpected_error": "A legal call raises nothing.",
     }
 )

@@ -14,7 +14,7 @@ import attrs
 
 from kvtide.plan import PlanError
 from kvtide.simulation import checks
-from kvtide.simulation.actions import Action, Operation, installed_operations
+from kvtide.simulation.actions import Action, Operation, carry_out, installed_operations
 from kvtide.simulation.failures import Failure, failure_of
 from kvtide.simulation.scenario import Scenario, draw_scenario
 from kvtide.simulation.sizes import sized_for
@@ -97,8 +97,7 @@ def _run(
             world = World(scenario)
             while (action := next_action(world, len(done))) is not None:
                 done.append(action)
-                outcome = operations[action.operation].apply(world, action.numbers)
-                coverage[action.operation, outcome] += 1
+                coverage[action.operation, carry_out(action, world, operations)] += 1
                 checks.after_action(world)
             checks.at_end(world)
     except Exception as error:

@@ -28,6 +28,17 @@ from kvtide.simulation.shadow import check_words
 from kvtide.simulation.uses import Kind, Part, Stage, Use
 from kvtide.simulation.world import World
 
+KEPT, FREED, FENCED, MOVED = FATES = (
+    "",
+    ", freed under it",
+    ", freed under it, its units were fenced",
+    ", moved elsewhere meanwhile",
+)
+"""What may become of a use's units until it ends, as tails of outcomes."""
+
+FATES_OF_PARKED = (KEPT, MOVED)
+"""Of the units of a request that waits for the use: nobody frees them."""
+
 # ── host copies ──
 
 
@@ -269,19 +280,18 @@ def end_all(world: World) -> None:
 
 
 def fate_of(world: World, use: Use) -> str:
-    """What has become of its units since the ledger was told of them, as the tail of an outcome."""
-    rank, words = world.ranks[0], set()
+    """What has become of its units since the ledger was told of them, one of `FATES`: where they had several, what is rarest."""
+    rank, is_freed, is_fenced = world.ranks[0], False, False
     for part in use.parts:
         name, places = part.band.name, use.places[part.band.name]
         held, span = part.still_held(world.shadow), rank.chain.span(part.band.name)
         moved = held & (rank.chain.physical_units(name, part.units) != places)
-        if not held.all():
-            words.add("freed under it")
         if moved.any():
-            words.add("moved elsewhere meanwhile")
-        if ((places < span.first_page) | (places >= span.end_page)).any():
-            words.add("its units were fenced")
-    return "".join(f", {word}" for word in sorted(words))
+            return MOVED
+        is_freed |= not held.all()
+        is_fenced |= bool(((places < span.first_page) | (places >= span.end_page)).any())
+    # What has not moved and lies outside its band was freed, and the band has retreated from it.
+    return FENCED if is_fenced else FREED if is_freed else KEPT
 
 
 def check_read(world: World, use: Use) -> None:

@@ -42,6 +42,8 @@ class World(Allocators):
         """What each of them writes, by band."""
         self.holders: list[Holder] = []
         """Whoever else holds units, in the order of joining."""
+        self.looks = 0
+        """How often all of this was looked at."""
         self._admitted = 0
 
     # ── requests ──

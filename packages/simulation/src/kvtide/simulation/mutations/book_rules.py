@@ -1,4 +1,4 @@
-"""Rules of the chain's books: which ids are free, where spans end, what a call may name."""
+"""Rules of the chain's books: which ids are free, where spans end, what a call may name, what is answered beside yes and no."""
 
 from __future__ import annotations
 
@@ -7,18 +7,21 @@ from typing import Any
 
 import numpy as np
 
+from kvtide.chain import TakeRefusal
 from kvtide.device import IntArray
 from kvtide.simulation.mutations.mutation import (
     Mutation,
     Replacement,
     around,
     during,
+    instead,
     nothing_during,
     nowhere,
     without,
 )
 
 _ALLOCATOR = "kvtide.chain:ChainAllocator"
+_REFUSAL = "kvtide.chain:TakeRefusal"
 _PAGES = "kvtide.chain.id_space:VirtualPages"
 _IDS = "kvtide.chain.id_space:IdSpace"
 _CALLS = "kvtide.chain.allocator"
@@ -114,11 +117,34 @@ def _for_nothing(original: Replacement) -> Replacement:
     return lambda *args, **named: original(*args, **named)._replace(cost=1)
 
 
+def _final_as_it_stands(refusal: TakeRefusal) -> bool:
+    """What is live counts, as if it were there for good."""
+    return not refusal._fits([band.live + band.asked for band in refusal.bands])
+
+
+def _each_band_alone(refusal: TakeRefusal) -> dict[str, int]:
+    def most(place: int, asked: int) -> int:
+        alone = [
+            [count if place == other else 0 for other in range(len(refusal.bands))]
+            for count in range(asked + 1)
+        ]
+        return max(counts[place] for counts in alone if refusal._fits(counts))
+
+    return {band.name: most(place, band.asked) for place, band in enumerate(refusal.bands) if band.asked}
+
+
+def _staying_counted_twice(band: Any) -> int:
+    occupied: int = band.occupied
+    stays: int = sum(extent.page_count for extent in (*band.fixed, *band.network))
+    return max(0, occupied - stays)
+
+
 def book_rules() -> Iterator[Mutation]:
     """See the module's docstring."""
     yield from _ids()
     yield from _calls()
     yield from _prices()
+    yield from _answers()
     yield from _large()
 
 
@@ -253,6 +279,33 @@ def _prices() -> Iterator[Mutation]:
         rule="a forward that a move waits for has retired",
         rows=("L6",),
         plant=nothing_during(f"{_BAND}._wait_writers", f"{_STEPS}.wait_queued"),
+    )
+
+
+def _answers() -> Iterator[Mutation]:
+    yield Mutation(
+        id="answer.final",
+        rule="a refusal is final only where an empty arena could not hold what was asked for",
+        rows=("C5",),
+        plant=lambda patch: patch.replace(f"{_REFUSAL}.is_final", property(_final_as_it_stands)),
+    )
+    yield Mutation(
+        id="answer.largest",
+        rule="what an empty arena would hold of it is held in all bands at once",
+        rows=("C5",),
+        plant=instead(f"{_REFUSAL}.largest", _each_band_alone),
+    )
+    yield Mutation(
+        id="answer.serves",
+        rule="a unit that stays is one, be it fixed and sent, among those that could be freed for what was refused",
+        rows=("C5", "L4"),
+        plant=instead("kvtide.chain.refusal:movable_units", _staying_counted_twice),
+    )
+    yield Mutation(
+        id="answer.keeps",
+        rule="what a receive holds would not come free",
+        rows=("K5", "T4"),
+        plant=during("kvtide.chain.uses:ChainUses.keeps", "kvtide.ledger:PageUsage.is_held", nowhere),
     )
 
 

@@ -11,11 +11,16 @@ from kvtide.chain import BandTake, ChainAllocator, TakeRefusal
 from kvtide.device import NumpyDevice
 from kvtide.ledger import NetworkTransfer
 from kvtide.simulation.actions import Numbers
+from kvtide.simulation.allocators import HOW
 from kvtide.simulation.failures import CheckFailedError
 from kvtide.simulation.operations.choices import one_of
+from kvtide.simulation.operations.phrases import phrases
 from kvtide.simulation.rank import Rank, free
 from kvtide.simulation.uses import Kind, Stage
 from kvtide.simulation.world import World
+
+ROOM = ("had room", "made room")
+"""What ensuring capacity took."""
 
 
 class AskFits:
@@ -23,6 +28,7 @@ class AskFits:
 
     name = "ask"
     weight = 4
+    outcomes = frozenset({"fits", "does not fit"})
 
     def generate(self, rng: random.Random, world: World) -> Numbers | None:
         """Units of each band, by place."""
@@ -55,6 +61,7 @@ class EnsureCapacity:
 
     name = "ensure capacity"
     weight = 8
+    outcomes = phrases(ROOM, ("", ", taken")) | {"refused"}
 
     def generate(self, rng: random.Random, world: World) -> Numbers | None:
         """Units of each band, and whether a take follows."""
@@ -73,8 +80,9 @@ class EnsureCapacity:
             )
         if answer is not None:
             world.check_unchanged("a refused ensure_capacity", before)
+            world.note_refused(answer, asked)
             return "refused"
-        outcome = "made room" if world.figures().moved > moved else "had room"
+        outcome = ROOM[world.figures().moved > moved]
         slots = 0 if world.state is None else asked[world.state.name]
         if not numbers["take"] or not world.requests or not slots:
             return outcome
@@ -93,6 +101,7 @@ class FillArena:
 
     name = "fill"
     weight = 4
+    outcomes = phrases("filled", ("", " thinly"), ", ", HOW) | {"nobody", "full"}
 
     def generate(self, rng: random.Random, world: World) -> Numbers | None:
         """Whose, how many pages short of everything, bound where."""
@@ -139,6 +148,7 @@ class WhatIf:
 
     name = "what if"
     weight = 4
+    outcomes = phrases("as the clone, ", HOW) | {"no row free", "refused"}
 
     def generate(self, rng: random.Random, world: World) -> Numbers | None:
         """How many pages and slots, and whether another clone ends everything before."""

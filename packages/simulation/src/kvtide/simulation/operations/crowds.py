@@ -13,19 +13,20 @@ import random
 from kvtide.chain import BandTake
 from kvtide.simulation import use_steps
 from kvtide.simulation.actions import Numbers
+from kvtide.simulation.allocators import HOW
 from kvtide.simulation.bands import SimulatedBand
 from kvtide.simulation.failures import CheckFailedError
-from kvtide.simulation.operations.capacity import EnsureCapacity, most_pages
+from kvtide.simulation.operations.capacity import ROOM, EnsureCapacity, most_pages
 from kvtide.simulation.operations.choices import draw_bits, one_of, some_of
 from kvtide.simulation.operations.forwards import MANY_MOVES, flush
 from kvtide.simulation.operations.lulls import send_whole
 from kvtide.simulation.operations.named_units import able_to_leave
+from kvtide.simulation.operations.phrases import phrases
 from kvtide.simulation.requests import BatchEntry, Request
 from kvtide.simulation.world import World
 
 ROUNDS = 2
 """Forwards that read, each with a flush behind it: what is left is then read by different ones."""
-
 
 _WHOLE = 8
 
@@ -35,6 +36,11 @@ class Crowd:
 
     name = "crowd"
     weight = 36
+    outcomes = (
+        phrases(("quarantined", "sent", "read", "idle"), ", ", (*ROOM, *phrases("taken, ", HOW)))
+        # Nothing pends where no forward is in flight.
+        - {"idle, taken, settled"}
+    )
 
     def generate(self, rng: random.Random, world: World) -> Numbers | None:
         """Who leaves, and gives up at once, who ends and who reads in each round, how far flushes go, which sends fail, which band grows."""

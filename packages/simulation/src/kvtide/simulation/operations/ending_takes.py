@@ -28,6 +28,7 @@ class TakeWhatEnds:
 
     name = "take what ends"
     weight = 24
+    outcomes = frozenset({"nobody leaves", "room without a wait", "refused as an error"})
 
     def generate(self, rng: random.Random, world: World) -> Numbers | None:
         """Which page, and how many pages short of the most beside it."""

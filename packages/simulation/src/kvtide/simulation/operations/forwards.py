@@ -14,6 +14,7 @@ from kvtide.simulation.actions import Numbers
 from kvtide.simulation.claims import held_places, moved_holds
 from kvtide.simulation.failures import CheckFailedError
 from kvtide.simulation.operations.choices import draw_bits, some_of
+from kvtide.simulation.operations.phrases import UNDER, phrases, under
 from kvtide.simulation.rank import Rank
 from kvtide.simulation.requests import BatchEntry
 from kvtide.simulation.world import World
@@ -21,12 +22,22 @@ from kvtide.simulation.world import World
 MANY_MOVES = 1_000
 """More than an arena here has units."""
 
+_LEFT = ("none left in flight", "one left in flight", "two left in flight", "three or more left in flight")
+_PROGRESS = ("before its launch", "after its launch", "with work queued")
+
 
 class LaunchForward:
     """The open batch runs, and beside it some requests that only read and go on from their state."""
 
     name = "launch"
     weight = 200
+    outcomes = phrases(
+        ("launched", "launched to read"), ("", ", writes unknown", ", pages asked for meanwhile")
+    ) | {
+        "too many in flight",
+        "another micro-batch has a request of it",
+        "nothing to run",
+    }
 
     def generate(self, rng: random.Random, world: World) -> Numbers | None:
         """In which bands writes are unknown, whether the result is copied, who asks for pages meanwhile, who reads."""
@@ -78,6 +89,7 @@ class ProcessForward:
 
     name = "process"
     weight = 100
+    outcomes = phrases("processed, ", (*_LEFT, *phrases("flushed, ", UNDER))) | {"nothing in flight"}
 
     def generate(self, rng: random.Random, world: World) -> Numbers | None:
         """At most how many moves a band the flush makes; 0 for no flush."""
@@ -90,8 +102,9 @@ class ProcessForward:
         if not world.flying:
             return "nothing in flight"
         world.process()
-        has_moved = bool(numbers["flush"]) and flush(world, numbers["flush"]) > 0
-        return f"processed, {len(world.flying)} left in flight{', flushed' if has_moved else ''}"
+        if numbers["flush"] and flush(world, numbers["flush"]) > 0:
+            return f"processed, flushed, {under(world.flying)}"
+        return f"processed, {_LEFT[min(len(world.flying), len(_LEFT) - 1)]}"
 
 
 class Flush:
@@ -99,6 +112,7 @@ class Flush:
 
     name = "flush"
     weight = 40
+    outcomes = phrases("moved, ", UNDER) | {"nothing to move"}
 
     def generate(self, rng: random.Random, world: World) -> Numbers | None:
         """At most how many moves a band; where an end has a hole."""
@@ -111,7 +125,7 @@ class Flush:
         """Flush."""
         if not flush(world, numbers["moves"]):
             return "nothing to move"
-        return "moved, under a forward" if world.flying else "moved, idle"
+        return f"moved, {under(world.flying)}"
 
 
 def flush(world: World, most_moves: int) -> int:
@@ -142,6 +156,7 @@ class AbortForward:
 
     name = "abort"
     weight = 16
+    outcomes = frozenset({"no batch", *_PROGRESS})
 
     def generate(self, rng: random.Random, world: World) -> Numbers | None:
         """How far it has come."""
@@ -151,9 +166,9 @@ class AbortForward:
         """Abort, pay the debts."""
         if not world.batch.entries:
             return "no batch"
-        progress = numbers["progress"] % 3
+        progress = numbers["progress"] % len(_PROGRESS)
         world.abandon(is_launched=progress > 0, has_metadata=progress > 1)
-        return ("before its launch", "after its launch", "with work queued")[progress]
+        return _PROGRESS[progress]
 
 
 def _take_while_open(world: World, rank: Rank) -> None:

@@ -11,8 +11,11 @@ from kvtide.simulation import use_steps
 from kvtide.simulation.actions import Numbers
 from kvtide.simulation.bands import NONE, SimulatedBand
 from kvtide.simulation.operations.choices import draw_bits, one_of, some_of
+from kvtide.simulation.operations.phrases import UNDER, phrases, under
 from kvtide.simulation.requests import Request
 from kvtide.simulation.world import World
+
+_UNDER_FORWARDS = (*UNDER, "under two forwards", "under three forwards or more")
 
 
 class Finish:
@@ -20,6 +23,7 @@ class Finish:
 
     name = "finish"
     weight = 150
+    outcomes = phrases(_UNDER_FORWARDS, ("", ", in the open batch")) | {"nobody"}
 
     def generate(self, rng: random.Random, world: World) -> Numbers | None:
         """One, or several at once, and whether the loop then looks at what others do with units."""
@@ -40,10 +44,8 @@ class Finish:
         world.close(over)
         if numbers.get("polls"):
             use_steps.poll(world)
-        under = ("idle", "under a forward", "under two forwards", "under three forwards or more")[
-            min(forwards, 3)
-        ]
-        return f"{under}, in the open batch" if is_prepared else under
+        outcome = _UNDER_FORWARDS[min(forwards, len(_UNDER_FORWARDS) - 1)]
+        return f"{outcome}, in the open batch" if is_prepared else outcome
 
 
 class Retire:
@@ -51,6 +53,7 @@ class Retire:
 
     name = "retire"
     weight = 40
+    outcomes = phrases("passed, ", UNDER) | {"nothing passed"}
 
     def generate(self, rng: random.Random, world: World) -> Numbers | None:
         """Whose pages, in which windows."""
@@ -75,7 +78,7 @@ class Retire:
                 count += len(gone)
         if not count:
             return "nothing passed"
-        return "passed, under a forward" if world.flying else "passed, idle"
+        return f"passed, {under(world.flying)}"
 
 
 class DropTail:
@@ -83,6 +86,7 @@ class DropTail:
 
     name = "drop tail"
     weight = 10
+    outcomes = phrases("dropped, ", UNDER) | {"nobody", "in the open batch", "no tail"}
 
     def generate(self, rng: random.Random, world: World) -> Numbers | None:
         """Whose."""
@@ -106,7 +110,7 @@ class DropTail:
             units = band.sub_pages(gone)
             world.free(band, units[world.shadow.bound[band.name][units]])
         request.pages = request.pages[:columns].copy()
-        return "dropped, under a forward" if world.flying else "dropped, idle"
+        return f"dropped, {under(world.flying)}"
 
 
 class DropCheckpoints:
@@ -114,6 +118,7 @@ class DropCheckpoints:
 
     name = "drop checkpoints"
     weight = 4
+    outcomes = phrases("dropped, ", UNDER) | {"none kept"}
 
     def generate(self, rng: random.Random, world: World) -> Numbers | None:
         """Whose."""
@@ -129,7 +134,7 @@ class DropCheckpoints:
         world.free(world.state, np.array(slots, np.int64))
         for request in requests:
             del request.state_slots[1:]
-        return "dropped, under a forward" if world.flying else "dropped, idle"
+        return f"dropped, {under(world.flying)}"
 
 
 def _out_of_sight(world: World, band: SimulatedBand, request: Request) -> IntArray:

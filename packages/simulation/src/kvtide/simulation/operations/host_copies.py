@@ -8,10 +8,11 @@ from kvtide.chain import BandTake
 from kvtide.ledger import Reservation
 from kvtide.simulation import use_steps
 from kvtide.simulation.actions import Numbers
-from kvtide.simulation.allocators import Handed
+from kvtide.simulation.allocators import HOW, Handed
 from kvtide.simulation.bands import NONE
 from kvtide.simulation.operations.choices import draw_bits, one_of, some_places
 from kvtide.simulation.operations.named_units import draw_names, finished, named
+from kvtide.simulation.operations.phrases import UNDER, phrases, under
 from kvtide.simulation.rank import Rank
 from kvtide.simulation.requests import Request
 from kvtide.simulation.uses import Kind, Stage, Use, parts_of
@@ -26,6 +27,7 @@ class BackUp:
 
     name = "back up"
     weight = 30
+    outcomes = phrases("queued, ", UNDER) | {"nothing to copy"}
 
     def generate(self, rng: random.Random, world: World) -> Numbers | None:
         """Whose, in which bands, which."""
@@ -39,7 +41,7 @@ class BackUp:
         if not parts:
             return "nothing to copy"
         use_steps.back_up(world, world.uses.open(Kind.BACKUP, parts))
-        return "queued, under a forward" if world.flying else "queued, idle"
+        return f"queued, {under(world.flying)}"
 
 
 class Load:
@@ -47,6 +49,11 @@ class Load:
 
     name = "load"
     weight = 24
+    outcomes = phrases(("", "window: "), ("refused", *phrases("reserved, ", HOW))) | {
+        "no row free",
+        "in the open batch",
+        "nothing unbound",
+    }
 
     def generate(self, rng: random.Random, world: World) -> Numbers | None:
         """For whom, how much, or less if that does not fit, and whether its copy is trusted to write all of it."""
@@ -102,6 +109,7 @@ class SubmitLoad:
 
     name = "submit load"
     weight = 40
+    outcomes = phrases("submitted, ", UNDER) | {"none reserved"}
 
     def generate(self, rng: random.Random, world: World) -> Numbers | None:
         """Which."""
@@ -113,7 +121,7 @@ class SubmitLoad:
         if not loads:
             return "none reserved"
         use_steps.submit_load(world, one_of(loads, numbers["load"]))
-        return "submitted, under a forward" if world.flying else "submitted, idle"
+        return f"submitted, {under(world.flying)}"
 
 
 def take_whole(world: World, numbers: Numbers) -> Handed | None:

@@ -17,6 +17,7 @@ from kvtide.simulation.operations.capacity import EnsureCapacity, draw_units
 from kvtide.simulation.operations.choices import ALL, draw_bits, some_of
 from kvtide.simulation.operations.forwards import MANY_MOVES, flush
 from kvtide.simulation.operations.named_units import able_to_leave, everything, named_parts
+from kvtide.simulation.operations.phrases import phrases
 from kvtide.simulation.operations.transfers import leave
 from kvtide.simulation.requests import BatchEntry, Request
 from kvtide.simulation.uses import Use
@@ -28,6 +29,11 @@ class Lull:
 
     name = "lull"
     weight = 24
+    outcomes = phrases(
+        ("idle", "a forward reads"),
+        (", nothing to move", ", flushed"),
+        ("", ", polled", ", room asked for"),
+    )
 
     def generate(self, rng: random.Random, world: World) -> Numbers | None:
         """Who leaves, who ends, who reads, what comes then. Units that end while they are fixed or sent stay, and flushes go around them."""
@@ -59,17 +65,16 @@ class Lull:
         if readers:
             world.launch([BatchEntry(one, one.length, one.length) for one in readers])
         outcome = "a forward reads" if readers else "idle"
-        if left:
-            outcome += ", requests leave"
         outcome += ", flushed" if flush(world, MANY_MOVES) else ", nothing to move"
         if not readers and any(band.vacated_units for band in world.ranks[0].chain.statistics().bands):
             # Nothing is in flight, so nobody but a send can still read what was left.
-            outcome += ", vacated under a send"
+            world.facts["vacated under a send"] += 1
         if numbers["then"] == 1:
             use_steps.poll(world)
             return f"{outcome}, polled"
         if numbers["then"]:
-            return f"{outcome}, {EnsureCapacity().apply(world, {**numbers, 'take': 0})}"
+            EnsureCapacity().apply(world, {**numbers, "take": 0})
+            return f"{outcome}, room asked for"
         return outcome
 
 
@@ -82,6 +87,7 @@ def send_whole(world: World, requests: Sequence[Request], *, closes: bool = Fals
             rank.device.wait_on_host(use.gates[rank.place])
         use_steps.begin_transfer(world, use)
         uses.append(use)
+    world.facts["requests left"] += len(uses)
     return uses
 
 

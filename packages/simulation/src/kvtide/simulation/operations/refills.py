@@ -18,7 +18,8 @@ from kvtide.simulation.operations.named_units import (
     named_parts,
     refillable,
 )
-from kvtide.simulation.operations.transfers import hold
+from kvtide.simulation.operations.phrases import UNDER, phrases, under
+from kvtide.simulation.operations.transfers import STILL_READ, hold
 from kvtide.simulation.uses import Kind
 from kvtide.simulation.world import World
 
@@ -31,6 +32,7 @@ class RefillByLoad:
 
     name = "refill by load"
     weight = 20
+    outcomes = phrases("queued, ", UNDER) | {"nothing to fill", "all of it stays"}
 
     def generate(self, rng: random.Random, world: World) -> Numbers | None:
         """Whose, in which bands, which."""
@@ -43,7 +45,7 @@ class RefillByLoad:
         if not allowed:
             return "nothing to fill" if not parts else "all of it stays"
         use_steps.refill(world, world.uses.open(Kind.LOAD, allowed))
-        return "queued, under a forward" if world.flying else "queued, idle"
+        return f"queued, {under(world.flying)}"
 
 
 class RefillByPeer:
@@ -51,6 +53,7 @@ class RefillByPeer:
 
     name = "refill by peer"
     weight = 30
+    outcomes = frozenset({"nobody", "nothing to fill", "all of it stays", "held", STILL_READ})
 
     def generate(self, rng: random.Random, world: World) -> Numbers | None:
         """Whose, in which bands, which."""
@@ -73,4 +76,4 @@ class RefillByPeer:
         if not allowed:
             return "nothing to fill" if not parts else "all of it stays"
         use = world.uses.open(Kind.RECEIVE, allowed)
-        return f"held{hold(world, use, request)}"
+        return "held" if hold(world, use, request) else STILL_READ

@@ -10,6 +10,7 @@ from kvtide.device import IntArray
 from kvtide.simulation.actions import Numbers
 from kvtide.simulation.bands import NONE, SimulatedBand
 from kvtide.simulation.operations.choices import draw_bits, one_of, some_places
+from kvtide.simulation.operations.phrases import UNDER, phrases, under
 from kvtide.simulation.requests import Request
 from kvtide.simulation.world import World
 
@@ -22,6 +23,11 @@ class Rehome:
 
     name = "rehome"
     weight = 40
+    outcomes = phrases("rehomed", (", given up", " with a debt, given up", *phrases(", ", UNDER))) | {
+        "nothing to rehome",
+        "nothing to rehome to",
+        "none of them",
+    }
 
     def generate(self, rng: random.Random, world: World) -> Numbers | None:
         """In which window, from whom to whom, which pages; whether from the open batch, which is then given up."""
@@ -61,7 +67,7 @@ class Rehome:
         if batch:
             world.abandon()
             return "rehomed with a debt, given up" if owed else "rehomed, given up"
-        return "rehomed, under a forward" if world.forwards_over(source) else "rehomed, idle"
+        return f"rehomed, {under(world.forwards_over(source))}"
 
 
 def _sources(world: World, band: SimulatedBand, batch: int) -> list[tuple[Request, IntArray]]:

@@ -10,7 +10,9 @@ import random
 import numpy as np
 
 from kvtide.simulation.actions import Numbers
+from kvtide.simulation.allocators import HOW
 from kvtide.simulation.operations.choices import draw_bits, one_of, some_of
+from kvtide.simulation.operations.phrases import UNDER, phrases, under
 from kvtide.simulation.world import World
 
 
@@ -19,6 +21,7 @@ class Fork:
 
     name = "fork"
     weight = 4
+    outcomes = phrases("copied, ", UNDER) | {"nobody", "refused"}
 
     def generate(self, rng: random.Random, world: World) -> Numbers | None:
         """From whose."""
@@ -35,7 +38,7 @@ class Fork:
             return "refused"
         world.copy_state(np.array(source.state_slots[:1], np.int64), handed.state_slots)
         world.open_request(handed.state_slots)
-        return "copied, under a forward" if world.forwards_over(source) else "copied, idle"
+        return f"copied, {under(world.forwards_over(source))}"
 
 
 class Checkpoint:
@@ -43,6 +46,9 @@ class Checkpoint:
 
     name = "checkpoint"
     weight = 5
+    outcomes = (
+        phrases("copied over", ("", ", in the open batch")) | phrases("kept, ", HOW) | {"nobody", "refused"}
+    )
 
     def generate(self, rng: random.Random, world: World) -> Numbers | None:
         """Whose, and whether over the latest one."""
@@ -80,6 +86,7 @@ class Restore:
 
     name = "restore"
     weight = 4
+    outcomes = phrases(("copied over, ", "restored, "), UNDER) | {"no checkpoint", "refused"}
 
     def generate(self, rng: random.Random, world: World) -> Numbers | None:
         """Whose, and whether over the running slot."""
@@ -99,14 +106,14 @@ class Restore:
             return "no checkpoint"
         request = one_of(kept, numbers["request"])
         checkpoint, running = (np.array([request.state_slots[place]], np.int64) for place in (-1, 0))
-        under = "under a forward" if world.forwards_over(request) else "idle"
+        when = under(world.forwards_over(request))
         if numbers["over"]:
             world.copy_state(checkpoint, running)
-            return f"copied over, {under}"
+            return f"copied over, {when}"
         handed = world.take(state_slots=1)
         if handed is None:
             return "refused"
         world.copy_state(checkpoint, handed.state_slots)
         world.free(world.state, running)
         request.state_slots[0] = int(handed.state_slots[0])
-        return f"restored, {under}"
+        return f"restored, {when}"

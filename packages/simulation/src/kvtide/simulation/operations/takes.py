@@ -21,8 +21,10 @@ import numpy as np
 from kvtide.chain import BandTake
 from kvtide.device import IntArray
 from kvtide.simulation.actions import Numbers
+from kvtide.simulation.allocators import HOW
 from kvtide.simulation.bands import NONE, SimulatedBand
 from kvtide.simulation.operations.choices import draw_bits, one_of, some_of, some_places
+from kvtide.simulation.operations.phrases import phrases
 from kvtide.simulation.requests import BatchTake, Request
 from kvtide.simulation.shadow import Bools
 from kvtide.simulation.world import World
@@ -35,6 +37,7 @@ class Admit:
 
     name = "admit"
     weight = 100
+    outcomes = frozenset({"no row free", "refused", "admitted"})
 
     def generate(self, rng: random.Random, world: World) -> Numbers | None:
         """No number; as long as a row is free."""
@@ -73,6 +76,7 @@ class Grow:
 
     name = "grow"
     weight = 160
+    outcomes = phrases(COVERS, ": ", (*HOW, "refused")) | {"no row to grow", "needs nothing"}
 
     def generate(self, rng: random.Random, world: World) -> Numbers | None:
         """Which rows, how many tokens, what windows bind, what is promised."""
@@ -148,6 +152,7 @@ class Rebind:
 
     name = "rebind"
     weight = 12
+    outcomes = frozenset({"no window", "nothing unbound", "refused", *HOW})
 
     def generate(self, rng: random.Random, world: World) -> Numbers | None:
         """Whose, in which window, which."""

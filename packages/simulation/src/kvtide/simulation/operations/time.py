@@ -15,6 +15,7 @@ class PassTime:
 
     name = "pass time"
     weight = 10
+    outcomes = frozenset({"the forward is over", "the forward still runs", "all", "nothing queued", "some"})
 
     def generate(self, rng: random.Random, world: World) -> Numbers | None:
         """Which rank, and how many pieces of work; 0 for all. Or whether it only asks for the oldest forward."""
@@ -44,6 +45,7 @@ class Rest:
 
     name = "rest"
     weight = 1
+    outcomes = frozenset({"with requests", "empty"})
 
     def generate(self, rng: random.Random, world: World) -> Numbers | None:
         """No number."""

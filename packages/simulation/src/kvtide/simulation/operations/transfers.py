@@ -7,6 +7,7 @@ import random
 from kvtide.ledger import ReceiveHold
 from kvtide.simulation import use_rules, use_steps
 from kvtide.simulation.actions import Numbers
+from kvtide.simulation.allocators import HOW
 from kvtide.simulation.operations.choices import ALL, draw_bits, one_of, some_of
 from kvtide.simulation.operations.forwards import MANY_MOVES, flush
 from kvtide.simulation.operations.host_copies import take_whole
@@ -17,6 +18,7 @@ from kvtide.simulation.operations.named_units import (
     named_parts,
     settled,
 )
+from kvtide.simulation.operations.phrases import UNDER, phrases, under
 from kvtide.simulation.rank import Rank
 from kvtide.simulation.requests import Request
 from kvtide.simulation.uses import Kind, Part, Stage, Use, parts_of
@@ -25,12 +27,19 @@ from kvtide.simulation.world import World
 MOST_TRANSFERS = 5
 """Of one kind at one stage."""
 
+STILL_READ = "held, a forward may still read there"
+"""What a receive says whose ids may not leave yet."""
+
+ITS_REQUEST = ", its request over"
+"""Tail of an outcome that ends the request, too, that a transfer is the last of."""
+
 
 class Send:
     """A peer is to read units: finished pages of requests that run on, or all of one that has computed its last token here."""
 
     name = "send"
     weight = 60
+    outcomes = frozenset({"nothing to send", "announced", "announced, the request's last"})
 
     def generate(self, rng: random.Random, world: World) -> Numbers | None:
         """Whose, in which bands, which; whether it is a request's last."""
@@ -69,6 +78,7 @@ class Receive:
 
     name = "receive"
     weight = 40
+    outcomes = phrases("held, ", HOW) | {"no row free", "refused", STILL_READ}
 
     def generate(self, rng: random.Random, world: World) -> Numbers | None:
         """How many pages, or fewer if so many do not fit, whether all of them will be written, whether an idle loop has flushed before."""
@@ -96,7 +106,7 @@ class Receive:
         world.append_pages(request, handed.pages)
         parts = parts_of(world.shadow, world.bands, handed.units)
         use = world.uses.open(Kind.RECEIVE, parts, taken=handed.taken)
-        return f"held, {handed.how}{hold(world, use, request)}"
+        return f"held, {handed.how}" if hold(world, use, request) else STILL_READ
 
 
 class BeginTransfer:
@@ -104,6 +114,15 @@ class BeginTransfer:
 
     name = "begin transfer"
     weight = 200
+    outcomes = phrases(
+        ("send: ", "receive: "),
+        ("moved, gated anew", "gate not seen by every rank", *phrases("begun, ", (*UNDER, "flushed over"))),
+    ) | {
+        "none announced",
+        "send: freed before it began",
+        "receive: a forward may still read there",
+        "receive: gated",
+    }
 
     def generate(self, rng: random.Random, world: World) -> Numbers | None:
         """Which, and whether a loop that has nothing else to do flushes next: what is sent may move."""
@@ -132,7 +151,7 @@ class BeginTransfer:
         use_steps.begin_transfer(world, use)
         if numbers["flush"] and flush(world, MANY_MOVES) > 0:
             return f"{use.kind.value}: begun, flushed over"
-        return f"{use.kind.value}: begun{', under a forward' if world.flying else ''}"
+        return f"{use.kind.value}: begun, {under(world.flying)}"
 
 
 class Fail:
@@ -140,6 +159,11 @@ class Fail:
 
     name = "fail"
     weight = 16
+    outcomes = (
+        phrases("send quarantined", (*use_steps.FATES, *phrases(use_steps.FATES_OF_PARKED, ITS_REQUEST)))
+        | phrases("receive quarantined", (use_steps.FREED, ITS_REQUEST))
+        | {"none open"}
+    )
 
     def generate(self, rng: random.Random, world: World) -> Numbers | None:
         """Which, and whether its request ends before or after ranks agree that it failed."""
@@ -158,7 +182,7 @@ class Fail:
         use_steps.quarantine(world, use)
         if request is not None and not numbers["first"]:
             world.close([request])
-        return f"{use.kind.value} quarantined{fate}{', its request over' if request is not None else ''}"
+        return f"{use.kind.value} quarantined{fate}{ITS_REQUEST if request is not None else ''}"
 
 
 def leave(world: World, request: Request, parts: tuple[Part, ...], *, closes: bool = False) -> Use:
@@ -172,8 +196,8 @@ def leave(world: World, request: Request, parts: tuple[Part, ...], *, closes: bo
     return use
 
 
-def hold(world: World, use: Use, request: Request) -> str:
-    """Hold a receive's units until their ids may leave, and let its request wait; the tail of an outcome."""
+def hold(world: World, use: Use, request: Request) -> bool:
+    """Hold a receive's units until their ids may leave, and let its request wait; false while a forward may still read them."""
     use.stage = Stage.ANNOUNCED
     use_steps.check_leaves_alone(world, use)
 
@@ -183,7 +207,7 @@ def hold(world: World, use: Use, request: Request) -> str:
 
     world.on_each("a hold", hold_on)
     world.park(use, request)
-    return "" if use_steps.announce(world, use) else ", a forward may still read there"
+    return use_steps.announce(world, use)
 
 
 def _announced(world: World) -> list[Use]:

@@ -8,6 +8,8 @@ from kvtide.simulation import use_rules, use_steps
 from kvtide.simulation.actions import Numbers
 from kvtide.simulation.operations.choices import one_of
 from kvtide.simulation.operations.named_units import draw_names, live, named
+from kvtide.simulation.operations.phrases import UNDER, phrases, under
+from kvtide.simulation.operations.transfers import ITS_REQUEST
 from kvtide.simulation.uses import Kind, Stage, Use
 from kvtide.simulation.world import World
 
@@ -20,6 +22,13 @@ class EndUse:
 
     name = "end use"
     weight = 60
+    outcomes = (
+        phrases(("backup", "load", "send", "receive"), ": not over on every rank")
+        | phrases(("backup over", "load over", "send over"), use_steps.FATES)
+        | phrases("send over", use_steps.FATES_OF_PARKED, ITS_REQUEST)
+        | phrases("receive over", (use_steps.KEPT, use_steps.FREED))
+        | {"none open"}
+    )
 
     def generate(self, rng: random.Random, world: World) -> Numbers | None:
         """Which, and whether hosts wait for it or only look."""
@@ -44,7 +53,7 @@ class EndUse:
         fate = use_steps.end(world, use)
         if request is not None and use.kind is Kind.SEND and numbers["closes"]:
             world.close([request])
-            return f"{use.kind.value} over{fate}, its request too"
+            return f"{use.kind.value} over{fate}{ITS_REQUEST}"
         return f"{use.kind.value} over{fate}"
 
 
@@ -53,6 +62,7 @@ class Fix:
 
     name = "fix"
     weight = 28
+    outcomes = phrases("fixed, ", UNDER) | {"nothing to fix"}
 
     def generate(self, rng: random.Random, world: World) -> Numbers | None:
         """Whose, in which bands, which."""
@@ -66,7 +76,7 @@ class Fix:
         if not parts:
             return "nothing to fix"
         use_steps.fix(world, world.uses.open(Kind.FIX, parts))
-        return "fixed, under a forward" if world.flying else "fixed, idle"
+        return f"fixed, {under(world.flying)}"
 
 
 class Unfix:
@@ -74,6 +84,12 @@ class Unfix:
 
     name = "unfix"
     weight = 24
+    outcomes = (
+        phrases("no longer fixed", (use_steps.KEPT, use_steps.FREED))
+        | phrases("send out of quarantine", use_steps.FATES)
+        | phrases("receive out of quarantine", use_steps.FREED)
+        | {"nothing fixed"}
+    )
 
     def generate(self, rng: random.Random, world: World) -> Numbers | None:
         """Which."""
@@ -95,6 +111,7 @@ class GiveUp:
 
     name = "give up"
     weight = 14
+    outcomes = phrases(("send", "receive"), (", announced", ", open")) | {"load, announced", "nobody waits"}
 
     def generate(self, rng: random.Random, world: World) -> Numbers | None:
         """Which."""

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import attrs
 
 from kvtide.simulation import checks
-from kvtide.simulation.actions import Action, Operation, installed_operations
+from kvtide.simulation.actions import Action, Operation, carry_out, installed_operations
 from kvtide.simulation.bands import SimulatedBand
 from kvtide.simulation.failures import Failure, failure_of
 from kvtide.simulation.rank import Rank
@@ -111,8 +111,7 @@ def _carry_out(
     try:
         for action in drawn.actions:
             place, done = done, done + 1
-            outcome = known[action.operation].apply(world, action.numbers)
-            coverage[action.operation, outcome] += 1
+            coverage[action.operation, carry_out(action, world, known)] += 1
             checks.after_action(world)
         place = done
         checks.at_end(world)

@@ -8,7 +8,7 @@ from typing import NamedTuple, TextIO
 import attrs
 
 from kvtide.simulation import checks
-from kvtide.simulation.actions import Action, Operation, installed_operations
+from kvtide.simulation.actions import Action, Operation, carry_out, installed_operations
 from kvtide.simulation.cases import installed_versions
 from kvtide.simulation.failures import Failure, failure_of
 from kvtide.simulation.run import run_seed
@@ -74,7 +74,7 @@ def _record(
     done = 0
     try:
         for action in actions:
-            known[action.operation].apply(world, action.numbers)
+            carry_out(action, world, known)
             checks.after_action(world)
             done += 1
         checks.at_end(world)
