@@ -131,7 +131,9 @@ def test_mutations_are_chosen_by_id_and_by_kind() -> None:
     assert chosen_mutations([]) == list(MUTATIONS)
     assert chosen_mutations(["gate"]) == ["gate.seen", "gate.place", "gate.epoch"]
     assert chosen_mutations(["wait.settle", "gate.seen"]) == ["wait.settle", "gate.seen"]
-    with pytest.raises(ValueError, match=r"no mutation is called 'wai', or of that kind; kinds are answer, barrier,"):
+    with pytest.raises(
+        ValueError, match=r"no mutation is called 'wai', or of that kind; kinds are answer, barrier,"
+    ):
         chosen_mutations(["wai"])
 
 

@@ -16,11 +16,11 @@ from kvtide.simulation.actions import (
     installed_operations,
     not_reached,
 )
-from kvtide.simulation.allocators import Handed
 from kvtide.simulation.bands import SimulatedBand
 from kvtide.simulation.cases import Case, load_case, save_case
 from kvtide.simulation.exhaustive import SHAPES, Exhausted, Shape, exhaust, repeat
 from kvtide.simulation.failures import CHECKS, CheckFailedError, Failure
+from kvtide.simulation.handed import Handed
 from kvtide.simulation.holders import Holder
 from kvtide.simulation.mutations import MUTATIONS, Hunt, Mutation, hunt
 from kvtide.simulation.operations import OPERATIONS

@@ -11,8 +11,8 @@ from kvtide.chain import BandTake, ChainAllocator, TakeRefusal
 from kvtide.device import NumpyDevice
 from kvtide.ledger import NetworkTransfer
 from kvtide.simulation.actions import Numbers
-from kvtide.simulation.allocators import HOW
 from kvtide.simulation.failures import CheckFailedError
+from kvtide.simulation.handed import HOW
 from kvtide.simulation.operations.choices import one_of
 from kvtide.simulation.operations.phrases import phrases
 from kvtide.simulation.rank import Rank, free
