@@ -6,6 +6,8 @@ test tools. Where torch is declared, `.venv`'s torch is lent through one folder 
 
     .nox/tests-arena/…/torch-base.pth ──> .nox/torch-base/ ──> .venv/…/{torch,sympy,…}
 
+Sessions called `nightly_` may run in any night; a workflow runs them every week, and no push waits for them.
+
 All sessions together take at most 15 minutes from nothing on two cores, 8 once everything is installed; each
 docstring states its share. A failing session stops no other; the run ends with a summary, non-zero if any failed.
 """
@@ -133,7 +135,7 @@ def simulate(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def nightly_simulate(session: nox.Session) -> None:
-    """Many more seeds, others every week; again with `-- --seeds A:B`. Failures are made minimal and kept. Share: 15 min."""
+    """Many more seeds, others every week; again with `-- --seeds A:B`. Failures are made minimal and kept. Share: 30 min."""
     seeds = seeds_of_week(datetime.now(tz=UTC).date())
     session.log(f"this week's seeds: {seeds}")
     stress(session, "--seeds", seeds, "--ops", "400", "--minimize", "--out", SCRATCH / "stress")

@@ -60,7 +60,16 @@ def replay_in(checkout: Path, trace: Path, written: Path, adapter: str = CHAIN_A
         raise NoTraceError(done.stderr.strip())
     # 1 says that it differs from the recording, which is what is compared below.
     if done.returncode not in (0, 1) or not written.exists():
-        raise ValueError(f"{checkout} could not replay {trace}: {done.stderr.strip() or done.stdout.strip()}")
+        # Above the last line stands how the command is called, or where it was when it raised.
+        said = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:]
+        raise ValueError(f"{checkout} could not replay {trace}: {''.join(said).removeprefix('Error: ')}")
+
+
+def _count(text: str) -> int:
+    """A number of calls."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"must be a whole number from 0, found {text!r}")
+    return int(text)
 
 
 def compared(names: tuple[str, str], paths: tuple[Path, Path], around: int) -> int:
@@ -94,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("traces", nargs="+", type=Path, metavar="TRACE")
     parser.add_argument("--checkout", action="append", default=[], type=Path, metavar="FOLDER")
     parser.add_argument("--adapter", action="append", default=[], metavar="MODULE:FACTORY")
-    parser.add_argument("--around", type=int, default=5, metavar="CALLS", help="shown around a divergence")
+    parser.add_argument("--around", type=_count, default=5, metavar="CALLS", help="shown around a divergence")
     given = parser.parse_args(arguments)
     checkouts = [checkout.resolve() for checkout in given.checkout]
     sides = [(str(each), each, CHAIN_ADAPTER) for each in checkouts]
@@ -104,6 +113,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if len(given.traces) > 2 or len(sides) > 2 or (len(given.traces) == 2 and sides):
         parser.error("two lives are compared: two traces, or one trace and at most two checkouts or adapters")
     try:
+        for trace in given.traces:
+            trace.open("rb").close()
         with tempfile.TemporaryDirectory() as folder:
             names, paths = [str(trace) for trace in given.traces], list(given.traces)
             for number, (name, checkout, adapter) in enumerate(sides):
@@ -112,7 +123,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 names.append(name)
                 paths.append(written)
             return compared((names[-2], names[-1]), (paths[-2], paths[-1]), given.around)
-    except (ValueError, OSError) as error:
+    except OSError as error:
+        print(f"{error.filename}: {error.strerror}", file=sys.stderr)
+        return 2
+    except ValueError as error:
         print(error, file=sys.stderr)
         return NO_TRACE if isinstance(error, NoTraceError) else 2
 

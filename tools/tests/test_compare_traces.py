@@ -10,8 +10,8 @@ import pytest
 import compare_traces
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-SCENARIOS = ROOT / "packages/simulation/src/kvtide/simulation/traces/scenarios"
-FLUSH = SCENARIOS / "flush-under-a-send.jsonl"
+STORIES = ROOT / "packages/simulation/src/kvtide/simulation/traces/scenarios"
+FLUSH = STORIES / "flush-under-a-send.jsonl"
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_a_checkout_that_raises_differs_at_that_call(
     raises = "        if len(units.ids) > 2:\n            raise ValueError('boom')\n"
     line = "        self.ids.unbind(virtual, units)\n"
     broken = checkout_with(tmp_path / "broken", "band.py", line, raises + line)
-    trace = SCENARIOS / "fixed-page-in-the-middle.jsonl"
+    trace = STORIES / "fixed-page-in-the-middle.jsonl"
     assert compare_traces.main([str(trace), "--checkout", str(broken)]) == 1
     shown = capsys.readouterr().out
     assert '>      4 chain.free_pages(band_name="full"' in shown
@@ -110,7 +110,7 @@ def test_two_traces_and_two_implementations_are_compared(
     assert "length" in capsys.readouterr().out
     chain = "kvtide.simulation:ChainAdapter"
     assert compare_traces.main([str(FLUSH), "--adapter", chain, "--adapter", chain]) == 0
-    other = SCENARIOS / "float-in-the-way.jsonl"
+    other = STORIES / "float-in-the-way.jsonl"
     assert compare_traces.main([str(FLUSH), str(other)]) == 1
     assert "the arenas differ" in capsys.readouterr().out
 
@@ -120,7 +120,17 @@ def test_what_cannot_be_compared_says_so(tmp_path: Path, capsys: pytest.CaptureF
     """Exit status 2 is not "they differ"."""
     nothing = tmp_path / "none.jsonl"
     assert compare_traces.main([str(nothing)]) == 2
-    assert "could not replay" in capsys.readouterr().err
+    assert capsys.readouterr().err == f"{nothing}: No such file or directory\n"
+    for adapter, why in [
+        ("nobody:here", "no adapter 'nobody:here'"),
+        ("kvtide.simulation:read_trace", "TraceHeader"),
+    ]:
+        status = compare_traces.main([str(FLUSH), "--adapter", adapter])
+        said = capsys.readouterr()
+        assert status == (2 if why.startswith("no") else 1)
+        assert why in said.err + said.out
+        assert said.err.count("\n") <= 1
+        assert "Usage" not in said.err
     assert compare_traces.main([str(FLUSH), "--checkout", str(tmp_path)]) == 2
     assert "is no checkout" in capsys.readouterr().err
     broken = tmp_path / "broken.jsonl"
@@ -131,5 +141,6 @@ def test_what_cannot_be_compared_says_so(tmp_path: Path, capsys: pytest.CaptureF
         in capsys.readouterr().err
     )
     assert compare_traces.main([str(FLUSH), str(broken)]) == 3
-    with pytest.raises(SystemExit, match="2"):
-        compare_traces.main([str(FLUSH), str(FLUSH), "--checkout", str(ROOT)])
+    for wrong in (["--checkout", str(ROOT), str(FLUSH)], ["--around", "-3"]):
+        with pytest.raises(SystemExit, match="2"):
+            compare_traces.main([str(FLUSH), *wrong])

@@ -12,13 +12,15 @@ import pytest
 
 from kvtide.chain import ChainAllocator, TakeRefusal
 from kvtide.device import IntArray
-from kvtide.ledger import Clear, Consumer, FencedBytes, Hazard, PageUsage, PendingPages
+from kvtide.ledger import Clear, Consumer, FencedBytes, ForwardSteps, Hazard, PageUsage, PendingPages
 from kvtide.simulation.exhaustive.ordered_device import OrderedDevice
 
 # Deep inside, where the rules stand: the faces export no band and no relief.
 Band: Any = import_module("kvtide.chain.band").Band
+Rehoming: Any = import_module("kvtide.chain.rehoming").Rehoming
 Relief: Any = import_module("kvtide.chain.relief").Relief
 VirtualPages: Any = import_module("kvtide.chain.id_space").VirtualPages
+ZeroDebts: Any = import_module("kvtide.chain.takes").ZeroDebts
 clearing: Any = import_module("kvtide.ledger.clearing")
 
 Patch = pytest.MonkeyPatch
@@ -113,6 +115,14 @@ def a_flush_moves_everything(patch: Patch) -> None:
     patch.setattr(PageUsage, "stopping", lambda usage, sources: np.zeros(len(sources), np.bool_))
 
 
+def rehomed_pages_are_counted_nowhere(patch: Patch) -> None:
+    def carry_out(planned: Any, pages: Any, ratio: int) -> None:
+        planned.band.ids.unbind(planned.sources, planned.units)
+        planned.band.ids.bind(planned.targets, planned.units)
+
+    patch.setattr(Rehoming, "carry_out", carry_out)
+
+
 SMALL_CANARIES = {
     "nothing is zeroed": SmallCanary("float", "lost_write", 1, without(OrderedDevice, "zero_units")),
     "a move copies nothing": SmallCanary("float", "lost_write", 3, without(OrderedDevice, "copy_units")),
@@ -141,10 +151,19 @@ SMALL_CANARIES = {
         "two-bands", "capacity_answer", 3, fixed_units_are_priced_as_movable
     ),
     "virtual pages are lost": SmallCanary(
-        "window-and-full", "ledger_leak", 2, without(VirtualPages, "give_back")
+        "window-and-full", "ledger_leak", 1, without(VirtualPages, "give_back")
     ),
     "sub-pages of one page count once": SmallCanary(
-        "window-only", "ledger_leak", 2, sub_pages_of_a_page_count_once
+        "window-only", "ledger_leak", 1, sub_pages_of_a_page_count_once
+    ),
+    "rehomed pages are counted nowhere": SmallCanary(
+        "window-only", "ledger_leak", 3, rehomed_pages_are_counted_nowhere
+    ),
+    "debts of rehomed pages stay behind": SmallCanary(
+        "window-and-full", "lost_write", 3, without(ZeroDebts, "rename")
+    ),
+    "a launch that is given up stays open": SmallCanary(
+        "two-bands", "changed_by_refusal", 2, without(ForwardSteps, "forward_aborted")
     ),
     "frees say nothing": SmallCanary("two-bands", "unexpected_error", 3, says_nothing(Band, "free")),
     "new holes say nothing": SmallCanary(

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from kvtide.simulation import Operation, run_seed
+from kvtide.simulation import Case, Operation, RealDevice, load_case, run_seed, save_case
 from kvtide.simulation.command import command
 from kvtide.simulation.mutations import MUTATIONS
 from kvtide.simulation.mutations.mutation import Patch
@@ -129,6 +129,31 @@ def test_a_device_that_gives_up_is_a_failure_of_its_seed(
     assert "illegal address" in run.failure.message
 
 
+@pytest.mark.requirement("X1")
+def test_a_failure_of_a_real_device_is_replayed_on_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What only a device that ships does wrong shows on no modelled one: the case says where, and is run again there."""
+    pytest.importorskip(
+        "kvtide.arena", reason="real devices are the arena's, which this package does without"
+    )
+    monkeypatch.setattr(RealDevice, "zero_units", lambda *_: None)
+    found = stress("--seeds", 1, "--ops", 60, "--device", "cpu", "--out", tmp_path)
+    assert found.exit_code == 1, found.output
+    path = tmp_path / "seed-1.json"
+    assert load_case(path).device == "cpu"
+    check = json.loads(path.read_text(encoding="utf-8"))["failure"]["check"]
+    again = stress("--replay", path)
+    assert again.exit_code == 1
+    assert f"the case: {check}" in again.stdout
+    assert stress("--replay", path, "--device", "modelled").exit_code == 0
+    refused = stress("--replay", path, "--minimize")
+    assert refused.exit_code == 2
+    assert "is not made minimal" in refused.output
+    monkeypatch.undo()
+    assert stress("--replay", path).exit_code == 0
+
+
 def test_without_an_arena_a_real_device_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """With what is missing, not with a traceback."""
     monkeypatch.setitem(sys.modules, "kvtide.arena", None)
@@ -149,9 +174,62 @@ def test_a_seed_becomes_a_trace(tmp_path: Path) -> None:
     assert replay(header, lines) is None
 
 
+@pytest.mark.requirement("X3")
+def test_a_seed_that_fails_becomes_a_trace_up_to_there(tmp_path: Path, patch: Patch) -> None:
+    """In one line, with status 1 and the trace; not as a traceback."""
+    MUTATIONS["upload.rows"].plant(patch)
+    path = tmp_path / "seed-0.jsonl"
+    result = stress("--seeds", 0, "--ops", 100, "--record", path)
+    assert result.exit_code == 1
+    _, lines = read_trace(path)
+    assert result.stderr.startswith(
+        f"seed 0 fails after {len(lines)} calls, which are in {path}: stale_mirror"
+    )
+
+
+def test_what_was_found_is_shown_though_it_cannot_be_kept(
+    tmp_path: Path, patch: Patch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk may be full by then; a sweep of hours would be lost with it."""
+    MUTATIONS["upload.rows"].plant(patch)
+
+    def is_full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("kvtide.simulation.command.save_case", is_full)
+    shown = stress("--seeds", "0:2", "--ops", 100, "--jobs", 1, "--out", tmp_path)
+    assert shown.exit_code == 1
+    assert "No space left on device: the case is not kept" in shown.stderr
+    assert "seed 0: stale_mirror" in shown.stdout
+    assert "not kept" in shown.stdout.splitlines()
+    as_json = stress("--seeds", "0:2", "--ops", 100, "--jobs", 1, "--out", tmp_path, "--json")
+    assert json.loads(as_json.stdout)["failures"][0]["file"] is None
+
+
+BESIDE = {
+    "--record x.jsonl": ["--jobs 2", "--minimize", "--out y", "--replay z", "--device cpu", "--json"],
+    "--replay x.json": ["--seeds 1", "--ops 9", "--jobs 2", "--page-tokens 4", "--out y"],
+    "--device cpu": ["--minimize", "--jobs 2", "--page-tokens 4"],
+}
+"""Option → each that would mean nothing beside it."""
+
+
+@pytest.mark.parametrize(
+    ("option", "other"), [(option, other) for option, others in BESIDE.items() for other in others]
+)
+def test_an_option_that_would_mean_nothing_is_refused(option: str, other: str) -> None:
+    """Who names it expects it to count."""
+    result = stress(*option.split(), *other.split())
+    assert result.exit_code == 2
+    assert other.split(maxsplit=1)[0] in result.stderr
+    assert not Path("x.jsonl").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
+        (["--out", f"{__file__}/cases"], "is no folder"),
+        (["--out", f"{__file__}/cases", "--replay", "{case}", "--minimize"], "is no folder"),
         (["--record", "trace.jsonl"], "the trace of one seed, found 100"),
         (["--page-tokens", "16"], "is for --record"),
         (["--seeds", "1", "--ops", "1", "--record", "no-such-folder/trace.jsonl"], "No such file"),
@@ -162,10 +240,15 @@ def test_a_seed_becomes_a_trace(tmp_path: Path) -> None:
         (["--replay", "no-such-file.json"], "No such file"),
     ],
 )
-def test_a_wrong_call_says_what_is_wrong(arguments: list[str], why: str) -> None:
-    """Status 2, as every command of kvtide."""
-    result = stress(*arguments)
+def test_a_wrong_call_says_what_is_wrong(
+    arguments: list[str], why: str, operations: dict[str, Operation], tmp_path: Path
+) -> None:
+    """Status 2, as every command of kvtide, before anything is run; the reason without numbers for programs."""
+    case = tmp_path / "case.json"
+    save_case(case, Case.of(run_seed(0, 1, operations), 0))
+    result = stress(*(argument.format(case=case) for argument in arguments))
     assert result.exit_code == 2
+    assert "Errno" not in result.output
     assert why in " ".join(result.output.split())
 
 

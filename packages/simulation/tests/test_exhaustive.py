@@ -7,18 +7,20 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
 from kvtide.chain import ChainAllocator
 from kvtide.device import IntArray
-from kvtide.simulation.exhaustive import SHAPES, Action, described, exhaust, repeat
+from kvtide.simulation.exhaustive import SHAPES, Action, Exhausted, described, exhaust, repeat
 from kvtide.simulation.exhaustive.command import command
+from kvtide.simulation.exhaustive.ordered_device import FORWARD, SCHEDULE
 from kvtide.simulation.exhaustive.search import Explorer
 from kvtide.simulation.exhaustive.small_actions import actions
-from kvtide.simulation.exhaustive.small_steps import step
+from kvtide.simulation.exhaustive.small_steps import WORDS, step
 from kvtide.simulation.exhaustive.small_world import Facts, SmallWorld
-from kvtide.simulation.failures import CHECKS
+from kvtide.simulation.failures import CHECKS, CheckFailedError
 
 from .small_canaries import SMALL_CANARIES
 
@@ -34,7 +36,7 @@ def after(shape: str, *sequence: Action) -> SmallWorld:
 @pytest.mark.requirement("X4", "C5", "C11", "C13", "L2")
 @pytest.mark.parametrize("shape", SHAPES)
 def test_no_short_sequence_of_operations_breaks_a_rule(shape: str) -> None:
-    """A slice for CI; the nightly session goes as far as its time allows."""
+    """A slice for CI; the weekly session goes as far as its time allows."""
     found = exhaust(SHAPES[shape], depth=3)
     assert found.failure is None, (found.failure, found.sequence)
     assert found.depth == 3
@@ -47,6 +49,7 @@ def test_no_short_sequence_of_operations_breaks_a_rule(shape: str) -> None:
         "send",
         "fix",
         "flush",
+        "abort",
     }
 
 
@@ -58,11 +61,12 @@ def test_a_planted_fault_is_found_with_a_shortest_sequence(
     """The sequence fails at its last action, does without none of its actions, and holds once the fault is mended."""
     canary = SMALL_CANARIES[name]
     canary.plant(monkeypatch)
-    found = exhaust(SHAPES[canary.shape], depth=canary.length)
+    found = exhaust(SHAPES[canary.shape], depth=4)
     assert found.failure is not None
     assert found.failure.check == canary.check, found.failure
     assert len(found.sequence) == canary.length, found.sequence
     assert found.failure.action_index == canary.length - 1
+    assert_repeated(canary.shape, found)
     for place in range(canary.length):
         shorter = found.sequence[:place] + found.sequence[place + 1 :]
         assert not fails(canary.shape, shorter, canary.check), f"{shorter} is enough"
@@ -81,11 +85,63 @@ def test_some_states_are_emptied_to_see_what_they_lose(monkeypatch: pytest.Monke
         chain._slots._free_count = before
 
     monkeypatch.setattr(ChainAllocator, "free_state_slots", free_and_lose)
-    found = exhaust(SHAPES["two-bands"], depth=3)
+    for shape in ("two-bands", "float", "sub-pages"):
+        found = exhaust(SHAPES[shape], depth=3)
+        assert found.failure is not None
+        assert found.failure.check == "ledger_leak"
+        assert "with nothing held the books are ((" in found.failure.message
+        # Few states are emptied, and the first of them had more done to it.
+        assert [described(SHAPES[shape], action) for action in found.sequence] == ["take a state slot"]
+        assert_repeated(shape, found)
+    monkeypatch.undo()
+    assert repeat(SHAPES["two-bands"], [("take", 3)]) is None
+
+
+def assert_repeated(shape: str, found: Exhausted) -> None:
+    """Whoever mends a fault repeats its sequence until it holds, so it must fail before."""
+    repeated = repeat(SHAPES[shape], found.sequence)
+    assert repeated is not None
     assert found.failure is not None
-    assert found.failure.check == "ledger_leak"
-    assert "free" not in {word for word, *_ in found.sequence}
-    assert "with nothing held the books are ((5, 2)," in found.failure.message
+    assert repeated.is_like(found.failure)
+    assert repeated.action_index == found.failure.action_index == len(found.sequence) - 1
+
+
+@pytest.mark.requirement("X4", "L5")
+@pytest.mark.parametrize(
+    ("reads", "writes", "is_ordered"),
+    [
+        # The copy waits for whoever may write either slot, and reads what somebody else reads.
+        ("both", "both", True),
+        ("both", "source", True),
+        ("target", "target", True),
+        ("source", "none", True),
+        # Nobody waits for a forward that only reads the target: it is the caller's, and models write every state that they read.
+        ("target", "none", False),
+        ("both", "none", False),
+    ],
+)
+def test_a_state_copy_waits_for_writers_and_not_for_who_only_reads_its_target(
+    reads: str, writes: str, is_ordered: bool
+) -> None:
+    """The sequence that the search found on its first day, and what the contract of `copy_state_slots` says of it since."""
+    world = after("two-bands", ("take", 3), ("take", 3))
+    slots = world.by_unit(0)
+    chosen = {"both": slots, "source": slots[:1], "target": slots[1:], "none": []}
+    record = world.chain.steps.forward_launched()
+    world.device.order_behind(FORWARD, world.device.behind(SCHEDULE))
+    read, written = ([(0, unit) for unit, _ in chosen[which]] for which in (reads, writes))
+    event = world.device.work(FORWARD, "a forward", world.cells(read), world.cells(written))
+    recorded = world.chain.steps.forward_recorded(record, event)
+    virtual = np.array([slot for _, slot in chosen[writes]], np.int64)
+    world.chain.forward_recorded(recorded, {"state": virtual, "full": np.empty(0, np.int64)})
+    source, target = (np.array([slot]) for _, slot in slots)
+    if not is_ordered:
+        with pytest.raises(CheckFailedError, match="a forward reading them") as found:
+            world.chain.copy_state_slots(source, target)
+        assert found.value.check == "unordered_overlap"
+        world.device.wait_event(SCHEDULE, event)
+        world.chain.steps.wait_queued(event)
+    world.chain.copy_state_slots(source, target)
 
 
 def fails(shape: str, sequence: Sequence[Action], check: str) -> bool:
@@ -216,6 +272,39 @@ def test_fewer_kinds_of_actions_reach_further() -> None:
     assert found.states > 1_000
 
 
+@pytest.mark.requirement("X4", "T6")
+def test_a_quarantine_is_entered_and_left_in_every_order() -> None:
+    """Its end is the fourth action at the soonest, so a slice of all kinds of actions never comes there."""
+    words = ("take", "send", "fail", "free", "prove", "flush")
+    found = exhaust(SHAPES["two-bands"], depth=5, words=words)
+    assert found.failure is None
+    assert found.outcomes["prove", "proved"] > 10
+    assert found.states > 500
+
+
+@pytest.mark.requirement("X4", "K8")
+def test_pages_are_rehomed_in_every_order() -> None:
+    """With a debt and without, back again, and with their last page freed behind them."""
+    words = ("take", "free", "rehome", "pay", "launch", "process")
+    for name in ("window-and-full", "sub-pages", "window-only"):
+        found = exhaust(SHAPES[name], depth=4, words=words)
+        assert found.failure is None
+        assert found.outcomes["rehome", "rehomed"] > 10
+        has_promises = any(take.promised for take in SHAPES[name].takes)
+        assert (found.outcomes["rehome", "rehomed with its debt"] > 0) == has_promises
+
+
+@pytest.mark.requirement("X4")
+def test_arenas_are_tiny() -> None:
+    """What is exhausted is every placement of a few units: more bytes, and no depth that is reached would fill them."""
+    for shape in SHAPES.values():
+        layout = shape.layout()
+        alone = [band.capacity_pages for band in layout.bands]
+        assert 3 <= min(alone) <= max(alone) <= 7, shape.name
+        room = layout.arena_bytes - layout.prefix_bytes
+        assert 1 <= room // sum(band.unit_bytes for band in layout.bands) <= 3
+
+
 def exhausted(*arguments: object) -> Result:
     return CliRunner().invoke(command, [str(argument) for argument in arguments], terminal_width=110)
 
@@ -261,6 +350,50 @@ def test_the_command_shows_and_keeps_the_first_bad_sequence(
     assert exhausted("no-such-shape").exit_code == 2
 
 
+@pytest.mark.requirement("X4")
+def test_a_search_that_tries_nothing_is_no_search_that_holds() -> None:
+    """Of words that need others before them nothing is tried: that is said, and what of several was never tried."""
+    nothing = exhausted("two-bands", "--only", "submit")
+    assert nothing.exit_code == 2
+    assert "nothing was tried" in nothing.stderr
+    assert "every check held" not in nothing.output
+    some = exhausted("two-bands", "--depth", 2, "--only", "take", "--only", "submit")
+    assert some.exit_code == 0
+    assert "every check held; never tried: submit" in some.stdout
+
+
+def test_a_bad_sequence_is_shown_though_it_cannot_be_kept(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A folder that cannot be made is refused before the search, a disk that is full then costs the file alone."""
+    SMALL_CANARIES["everything is said to fit"].plant(monkeypatch)
+    refused = exhausted("window-only", "--depth", 1, "--out", f"{__file__}/kept")
+    assert refused.exit_code == 2
+    assert "is no folder" in refused.stderr
+
+    def is_full(*_: object, **named: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", is_full)
+    shown = exhausted("window-only", "--depth", 1, "--out", tmp_path)
+    assert shown.exit_code == 1
+    assert "No space left on device: the sequence is not kept" in shown.stderr
+    assert "window-only: capacity_answer" in shown.stdout
+
+
+@pytest.mark.parametrize("seconds", ["nan", "inf", "0", "-1"])
+def test_a_time_that_is_none_is_refused(seconds: str) -> None:
+    """A search without a depth would never end."""
+    assert exhausted("--seconds", seconds).exit_code == 2
+
+
+def test_help_names_what_there_is() -> None:
+    """Every shape and every word, as they are called for."""
+    shown = " ".join(exhausted("--help").stdout.split())
+    for name in (*SHAPES, *WORDS):
+        assert name in shown
+
+
 def test_every_action_has_words() -> None:
     """A bad sequence is read by people."""
     shape = SHAPES["two-bands"]
@@ -268,6 +401,8 @@ def test_every_action_has_words() -> None:
     assert described(shape, ("make room", 0)) == "make room for {'state': 2}"
     assert described(shape, ("fix", 1, 5)) == "fix unit 5 of band 'full'"
     assert described(shape, ("copy slot", 0, 1)) == "copy slot 0 1"
+    rehoming = "rehome unit 4 of band 'window-2' to page 1 in the order of their units"
+    assert described(SHAPES["float"], ("rehome", 1, 4, 1)) == rehoming
 
 
 @pytest.mark.requirement("C13")

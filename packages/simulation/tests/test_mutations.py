@@ -49,9 +49,6 @@ def test_a_weakened_rule_is_found(name: str) -> None:
         )
 
 
-FORESTALLED = {"wrong_binding": "books.frees", "lost_write": "move.pairs"}
-"""Checks that another one mostly precedes, and a mutation of which some seed shows them."""
-
 OF_OPERATIONS = "undeclared_outcome"
 """What operations say is checked, not the allocator: no rule of it is behind that."""
 
@@ -59,11 +56,7 @@ OF_OPERATIONS = "undeclared_outcome"
 @pytest.mark.requirement("X1", "X2")
 def test_every_check_is_what_finds_some_mutation() -> None:
     """A check that finds nothing here would find nothing in the field."""
-    assert {check for _, check in found_by().values()} | {*FORESTALLED, OF_OPERATIONS} == set(CHECKS)
-    for check, name in FORESTALLED.items():
-        with MUTATIONS[name].planted():
-            runs = (run_seed(seed, 100, own_operations()) for seed in range(30))
-            assert any(run.failure is not None and run.failure.check == check for run in runs), check
+    assert {check for _, check in found_by().values()} | {OF_OPERATIONS} == set(CHECKS)
 
 
 @pytest.mark.requirement("X2", "L5")
@@ -138,7 +131,9 @@ def test_mutations_are_chosen_by_id_and_by_kind() -> None:
     assert chosen_mutations([]) == list(MUTATIONS)
     assert chosen_mutations(["gate"]) == ["gate.seen", "gate.place", "gate.epoch"]
     assert chosen_mutations(["wait.settle", "gate.seen"]) == ["wait.settle", "gate.seen"]
-    with pytest.raises(ValueError, match=r"no mutation is called 'wai', or of that kind; kinds are barrier,"):
+    with pytest.raises(
+        ValueError, match=r"no mutation is called 'wai', or of that kind; kinds are answer, barrier,"
+    ):
         chosen_mutations(["wai"])
 
 

@@ -44,7 +44,7 @@ def test_a_mutation_that_nobody_notices_is_a_failure() -> None:
 
 @pytest.mark.requirement("X2")
 def test_the_page_is_written_and_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the nightly run does: what is old, or edited, is no longer the page."""
+    """As the weekly run does: what is old, or edited, is no longer the page."""
 
     def hunted(names: Sequence[str], seeds: range, action_count: int, *, jobs: int) -> Iterator[Hunt]:
         for name in names:
@@ -68,7 +68,7 @@ def test_the_page_is_written_and_compared(tmp_path: Path, monkeypatch: pytest.Mo
 def test_survivors_are_compared_with_those_that_the_page_knows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A nightly run that is red of one would not show the second, nor one that is found again; what is found is kept all the same."""
+    """A weekly run that is red of one would not show the second, nor one that is found again; what is found is kept all the same."""
     survivors = {"wait.settle"}
 
     def hunted(names: Sequence[str], seeds: range, action_count: int, *, jobs: int) -> Iterator[Hunt]:
@@ -112,3 +112,17 @@ def test_a_wrong_call_says_what_is_wrong(arguments: list[str], why: str) -> None
     result = mutations(*arguments)
     assert result.exit_code == 2
     assert why in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize(
+    ("option", "path"),
+    [("--out", "nowhere/page.md"), ("--out", f"{__file__}/page.md"), ("--check", "nowhere.md")],
+)
+def test_a_page_that_cannot_be_written_or_read_is_refused_first(
+    option: str, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hunt takes half an hour, and would be lost."""
+    monkeypatch.setattr("kvtide.simulation.mutations.command.hunt", None)
+    result = mutations(option, path)
+    assert result.exit_code == 2
+    assert f"{option} '{path}'" in " ".join(result.stderr.split())

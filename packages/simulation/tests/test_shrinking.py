@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,13 +33,13 @@ def failing_run(name: str, patch: Patch, operations: dict[str, Operation]) -> Ru
 
 @pytest.mark.requirement("X1")
 @pytest.mark.parametrize(
-    ("name", "most_actions"),
-    [("wait.settle", 8), ("upload.rows", 4), ("ranks.frees", 3)],
+    ("name", "most_actions", "rank_count"),
+    [("wait.settle", 8, 1), ("upload.rows", 4, 1), ("ranks.frees", 3, 2)],
 )
 def test_a_failure_shrinks_to_a_handful_of_actions_that_are_all_needed(
-    name: str, most_actions: int, patch: Patch, operations: dict[str, Operation]
+    name: str, most_actions: int, rank_count: int, patch: Patch, operations: dict[str, Operation]
 ) -> None:
-    """What is left can be read, runs again alike, and none of it can be left out."""
+    """What is left can be read, runs again alike, and none of it can be left out: nor a rank, but where ranks differ."""
     run = failing_run(name, patch, operations)
     small = shrink(run, operations)
     assert run.failure is not None
@@ -45,6 +47,7 @@ def test_a_failure_shrinks_to_a_handful_of_actions_that_are_all_needed(
     assert small.failure.check == run.failure.check
     assert len(small.actions) <= min(most_actions, len(run.actions))
     assert len(small.scenario.bands) <= 3
+    assert len(small.scenario.rank_seeds) == rank_count
     assert run_actions(small.scenario, small.actions, operations) == small
     for place in range(len(small.actions)):
         rest = run_actions(small.scenario, small.actions[:place] + small.actions[place + 1 :], operations)
@@ -114,6 +117,48 @@ def test_a_case_is_a_file_that_runs_again(
     text = path.read_text(encoding="utf-8")
     assert sum(line.lstrip().startswith('{"do": ') for line in text.splitlines()) == len(run.actions)
     assert '"kvtide-chain": ' in text
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "why"),
+    [
+        (("scenario", "row_count"), 0, "its row_count is 0"),
+        (("scenario", "overlap"), True, "its overlap is True"),
+        (("scenario", "flush_reach"), "x", "its flush_reach is 'x'"),
+        (("scenario", "rank_seeds"), [], r"its rank_seeds are \[\]"),
+        (("scenario", "rank_seeds"), ["x"], "its rank_seeds are"),
+        (("scenario", "micro_batches"), 1, "its micro_batches is 1"),
+        (("scenario", "bands", 0, "kind"), "chunk", "kind is 'chunk'"),
+        (("scenario", "bands", 0, "page_tokens"), 0, "page_tokens is 0"),
+        (("device",), "tpu", "its device is 'tpu'"),
+    ],
+)
+def test_a_case_that_no_run_could_have_is_refused(
+    place: tuple[str | int, ...], value: object, why: str, operations: dict[str, Operation], tmp_path: Path
+) -> None:
+    """Edited by hand, it would end in an error that reads as the allocator's."""
+    path = tmp_path / "case.json"
+    save_case(path, Case.of(run_seed(0, 2, operations), seed=0))
+    document = json.loads(path.read_text(encoding="utf-8"))
+    within: Any = document
+    for key in place[:-1]:
+        within = within[key]
+    within[place[-1]] = value
+    path.write_text(json.dumps(document), encoding="utf-8")
+    with pytest.raises(ValueError, match=why):
+        load_case(path)
+
+
+def test_a_case_that_names_no_device_is_of_modelled_ones(
+    operations: dict[str, Operation], tmp_path: Path
+) -> None:
+    """As all were that were written before there were others."""
+    path = tmp_path / "case.json"
+    save_case(path, Case.of(run_seed(0, 2, operations), seed=0))
+    document = json.loads(path.read_text(encoding="utf-8"))
+    del document["device"]
+    path.write_text(json.dumps(document), encoding="utf-8")
+    assert load_case(path).device == "modelled"
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 from kvtide.chain import ChainAllocator
 from kvtide.ledger import ForwardSteps
 from kvtide.simulation import Operation
-from kvtide.simulation.traces import CALLS, SCENARIOS, TraceError, parse_trace, replay
+from kvtide.simulation.traces import CALLS, STORIES, TraceError, parse_trace, replay
 
 ChainUses: Any = import_module("kvtide.chain.uses").ChainUses
 SCHEMA = Path(__file__).resolve().parents[3] / "docs" / "traces.md"
@@ -41,6 +41,7 @@ def test_every_call_is_written_down_and_can_be_made(operations: dict[str, Operat
         ("{}", "version is None"),
         ('{"trace": 2}', "version is 2, this one reads 1"),
         ("[]", "line 1"),
+        ('{"trace": 1, "settings": {"waits_for_transfers": true, "flush_reach": 0}}', "flush_reach is 0"),
     ],
 )
 def test_what_is_no_trace_is_refused_with_its_line(text: str, why: str) -> None:
@@ -51,7 +52,7 @@ def test_what_is_no_trace_is_refused_with_its_line(text: str, why: str) -> None:
 
 def with_line(text: str) -> list[str]:
     """A story's trace with another line 5."""
-    lines = (SCENARIOS / "float-in-the-way.jsonl").read_text(encoding="utf-8").splitlines()
+    lines = (STORIES / "float-in-the-way.jsonl").read_text(encoding="utf-8").splitlines()
     return [*lines[:4], text, *lines[5:]]
 
 
@@ -131,7 +132,7 @@ def test_what_a_line_tells_is_objects(key: str) -> None:
 )
 def test_a_layout_that_is_none_is_refused(band: int | None, key: str, value: Any, why: str) -> None:
     """An allocator computes with what it is given; a negative unit would be an index out of range, somewhere."""
-    lines = (SCENARIOS / "float-in-the-way.jsonl").read_text(encoding="utf-8").splitlines()
+    lines = (STORIES / "float-in-the-way.jsonl").read_text(encoding="utf-8").splitlines()
     header = json.loads(lines[0])
     (header["layout"] if band is None else header["layout"]["bands"][band])[key] = value
     with pytest.raises(TraceError, match=f"a file, line 1: its layout is none: .*{re.escape(why)}"):
@@ -141,7 +142,7 @@ def test_a_layout_that_is_none_is_refused(band: int | None, key: str, value: Any
 @pytest.mark.requirement("X3")
 def test_keys_that_nobody_knows_are_passed_over() -> None:
     """A later version may tell more, of everything."""
-    lines = (SCENARIOS / "float-in-the-way.jsonl").read_text(encoding="utf-8").splitlines()
+    lines = (STORIES / "float-in-the-way.jsonl").read_text(encoding="utf-8").splitlines()
     header = json.loads(lines[0])
     for place in (header, header["layout"], header["settings"], *header["layout"]["bands"]):
         place["more"] = 1
@@ -153,7 +154,7 @@ def test_keys_that_nobody_knows_are_passed_over() -> None:
 
 def test_a_broken_line_is_named(operations: dict[str, Operation]) -> None:
     """Of thousands."""
-    text = (SCENARIOS / "float-in-the-way.jsonl").read_text(encoding="utf-8").splitlines()
+    text = (STORIES / "float-in-the-way.jsonl").read_text(encoding="utf-8").splitlines()
     text[4] = '{"call": "chain.take"}'
     with pytest.raises(TraceError, match="a file, line 5: no trace: KeyError"):
         parse_trace(text, "a file")
@@ -161,6 +162,6 @@ def test_a_broken_line_is_named(operations: dict[str, Operation]) -> None:
 
 def test_lines_say_a_state_only_where_it_changes() -> None:
     """Questions change nothing, and traces are long."""
-    text = (SCENARIOS / "state-slots-exhausted.jsonl").read_text(encoding="utf-8").splitlines()
+    text = (STORIES / "state-slots-exhausted.jsonl").read_text(encoding="utf-8").splitlines()
     said = ["state" in json.loads(line) for line in text[1:]]
     assert said == [True, False, False, False, True, True, False]

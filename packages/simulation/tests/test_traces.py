@@ -16,13 +16,13 @@ import attrs
 import pytest
 from click.testing import CliRunner, Result
 
-from kvtide.chain import ChainAllocator
+from kvtide.chain import FLUSH_REACH, ChainAllocator
 from kvtide.device import IntArray
 from kvtide.ledger import ForwardSteps
-from kvtide.simulation import Operation, draw_scenario
+from kvtide.simulation import MUTATIONS, Operation, Run, Scenario, draw_scenario, run_actions, run_seed
 from kvtide.simulation.traces import (
     CALLS,
-    SCENARIOS,
+    STORIES,
     ChainAdapter,
     TraceError,
     TraceHeader,
@@ -40,7 +40,7 @@ from kvtide.simulation.traces import (
 )
 from kvtide.simulation.traces.command import command
 
-from .trace_stories import STORIES
+from .trace_stories import TELLERS
 
 HoleSet: Any = import_module("kvtide.chain.hole_set").HoleSet
 ChainUses: Any = import_module("kvtide.chain.uses").ChainUses
@@ -95,9 +95,9 @@ def trace_of(
     seed: int, operations: dict[str, Operation], page_tokens: int | None = None
 ) -> tuple[TraceHeader, list[TraceLine]]:
     out = io.StringIO()
-    count = record_seed(out, seed, 120, page_tokens=page_tokens, operations=operations)
+    recorded = record_seed(out, seed, 120, page_tokens=page_tokens, operations=operations)
     header, lines = parse_trace(out.getvalue().splitlines(), "a trace")
-    assert len(lines) == count
+    assert recorded == (len(lines), None)
     return header, lines
 
 
@@ -105,12 +105,12 @@ def trace_of(
 
 
 @pytest.mark.requirement("X3")
-@pytest.mark.parametrize("name", STORIES)
+@pytest.mark.parametrize("name", TELLERS)
 def test_a_story_is_kept_as_it_is_told(name: str) -> None:
     """The shipped trace is what the story leaves today, and the shipped allocator answers as recorded."""
-    path = SCENARIOS / f"{name}.jsonl"
-    text = STORIES[name]().out.getvalue()
-    if os.environ.get("KVTIDE_WRITE_SCENARIOS"):
+    path = STORIES / f"{name}.jsonl"
+    text = TELLERS[name]().out.getvalue()
+    if os.environ.get("KVTIDE_WRITE_STORIES"):
         path.write_text(text, encoding="utf-8")
     header, lines = read_trace(path)
     assert path.read_text(encoding="utf-8") == text
@@ -121,7 +121,7 @@ def test_a_story_is_kept_as_it_is_told(name: str) -> None:
 @pytest.mark.requirement("X3")
 def test_every_shipped_trace_is_a_story() -> None:
     """A file whose story is gone can be read by nobody."""
-    assert {path.stem for path in SCENARIOS.glob("*.jsonl")} == set(STORIES)
+    assert {path.stem for path in STORIES.glob("*.jsonl")} == set(TELLERS)
 
 
 # ── seeds ──
@@ -141,6 +141,46 @@ def test_a_seeds_trace_replays_on_an_immediate_device(
         sizes = {band.page_tokens for band in header.layout.bands} - {None}
         assert page_tokens is None or not sizes or max(size for size in sizes if size) == page_tokens
     assert called >= {"chain.take", "chain.free_pages", "chain.forward_recorded", "uses.begin", "uses.end"}
+
+
+@pytest.mark.requirement("X3")
+def test_a_recorded_life_is_the_seeds(
+    operations: dict[str, Operation], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How far flushes retreat is the scenario's: as far as ever, others move. It is told, so that a replay keeps to it."""
+
+    def draw_near(rng: random.Random) -> Scenario:
+        return attrs.evolve(draw_scenario(rng), flush_reach=1, waits_for_transfers=False)
+
+    def moved(run: Run) -> int:
+        return run.facts["units moved"]
+
+    def moved_farther(run: Run) -> int:
+        farther = attrs.evolve(run.scenario, flush_reach=FLUSH_REACH)
+        return moved(run_actions(farther, run.actions, operations))
+
+    monkeypatch.setattr("kvtide.simulation.run.draw_scenario", draw_near)
+    runs = ((seed, run_seed(seed, 120, operations)) for seed in range(19, 119))
+    seed, drawn = next((seed, run) for seed, run in runs if moved(run) != moved_farther(run))
+    header, lines = trace_of(seed, operations)
+    assert header.flush_reach == 1
+    assert sum(figures[-1] for figures in lines[-1].state["bands"].values()) == moved(drawn)
+    assert replay(header, lines) is None
+    assert replay(attrs.evolve(header, flush_reach=FLUSH_REACH), lines) is not None
+
+
+@pytest.mark.requirement("X3")
+def test_of_a_seed_that_fails_the_calls_until_then_are_kept(operations: dict[str, Operation]) -> None:
+    """A trace of the fault is what its finder wants; it ends with the call behind which a check failed."""
+    out = io.StringIO()
+    with MUTATIONS["zero.taken"].planted():
+        run = run_seed(5, 100, operations)
+        recorded = record_seed(out, 5, 100, operations=operations)
+    assert run.failure is not None
+    assert recorded.failure is not None
+    assert recorded.failure.check == run.failure.check == "cross_dtype_bytes"
+    _, lines = parse_trace(out.getvalue().splitlines(), "a trace")
+    assert 0 < len(lines) == recorded.calls
 
 
 def test_a_scenario_with_other_pages_can_be_laid_out() -> None:
@@ -199,7 +239,7 @@ def test_the_first_divergence_is_the_first_call_that_is_answered_otherwise(
 @pytest.mark.parametrize("place", [0, 3])
 def test_an_implementation_that_raises_diverges_there(place: int) -> None:
     """Also one that cannot be made; what it did by then nobody knows, so it is asked nothing more."""
-    header, lines = read_trace(SCENARIOS / "float-in-the-way.jsonl")
+    header, lines = read_trace(STORIES / "float-in-the-way.jsonl")
     performed = []
 
     class Breaking(ChainAdapter):
@@ -224,7 +264,7 @@ def test_an_implementation_that_raises_diverges_there(place: int) -> None:
 @pytest.mark.requirement("X3")
 def test_of_states_that_differ_the_parts_are_told_that_do() -> None:
     """A band and its figures, the first units bound otherwise; where a side does not tell what it binds, none."""
-    header, lines = read_trace(SCENARIOS / "float-in-the-way.jsonl")
+    header, lines = read_trace(STORIES / "float-in-the-way.jsonl")
 
     class Swapped(ChainAdapter):
         def state(self) -> dict[str, Any]:
@@ -286,7 +326,7 @@ def diverged_stories(
 ) -> dict[str, str]:
     with patch.context() as planted:
         planted.setattr(owner, name, method)
-        found = {story: replay(*read_trace(SCENARIOS / f"{story}.jsonl")) for story in STORIES}
+        found = {story: replay(*read_trace(STORIES / f"{story}.jsonl")) for story in TELLERS}
     return {story: divergence.what for story, divergence in found.items() if divergence is not None}
 
 
@@ -299,8 +339,8 @@ def invoked(*arguments: object) -> Result:
 
 @pytest.mark.requirement("X3")
 def test_the_command_replays_compares_and_writes(tmp_path: Path) -> None:
-    """Exit status 0 for a life as recorded, 1 with the divergence, 2 for what is no trace."""
-    trace = SCENARIOS / "quarantined-pages.jsonl"
+    """Exit status 0 for a life as recorded, 1 with the divergence, 2 for what cannot be read, 3 for what is no trace."""
+    trace = STORIES / "quarantined-pages.jsonl"
     same = invoked(trace)
     assert (same.exit_code, same.stdout) == (0, "11 calls, every answer and state as recorded\n")
     lines = trace.read_text(encoding="utf-8").splitlines()
@@ -326,6 +366,22 @@ def test_the_command_replays_compares_and_writes(tmp_path: Path) -> None:
     assert invoked(trace, "--adapter", "kvtide.simulation:nobody").exit_code == 2
 
 
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["no-such.jsonl"], "no-such.jsonl: No such file or directory"),
+        ([STORIES / "float-in-the-way.jsonl", "--write", "nowhere/x"], "--write 'nowhere/x': No such file"),
+        ([STORIES / "float-in-the-way.jsonl", "--json", "--around", 3], "--around would change nothing"),
+    ],
+)
+def test_a_wrong_call_says_what_is_wrong(arguments: list[object], why: str) -> None:
+    """The file that is meant, not another, and no number that only a program reads."""
+    result = invoked(*arguments)
+    assert result.exit_code == 2
+    assert why in " ".join(result.stderr.split())
+    assert "Errno" not in result.stderr
+
+
 def test_an_adapter_is_named_by_module_and_factory() -> None:
     """As entry points are."""
     assert adapter_named("kvtide.simulation.traces:ChainAdapter") is ChainAdapter
@@ -335,7 +391,7 @@ def test_an_adapter_is_named_by_module_and_factory() -> None:
 
 def test_replaying_goes_on_behind_a_divergence() -> None:
     """To write a whole life anew, calls that name what was never handed out are answered by errors."""
-    header, lines = read_trace(SCENARIOS / "float-in-the-way.jsonl")
+    header, lines = read_trace(STORIES / "float-in-the-way.jsonl")
     found = list(replayed(header, lines, worse))
     assert len(found) == len(lines)
     assert attrs.evolve(header, about="") != header

@@ -1,8 +1,8 @@
 """The cases that matter, as stories: each drives an allocator, and asserts that it shows what it is kept for.
 
-Their traces are shipped (`kvtide.simulation.traces.SCENARIOS`), and replayed by whoever changes or replaces the allocator. After a
+Their traces are shipped (`kvtide.simulation.traces.STORIES`), and replayed by whoever changes or replaces the allocator. After a
 change of a story, or a change of the allocator that is meant: `python -m pytest packages/simulation/tests/test_traces.py` with
-KVTIDE_WRITE_SCENARIOS=1 writes them anew.
+KVTIDE_WRITE_STORIES=1 writes them anew.
 """
 
 from __future__ import annotations
@@ -297,7 +297,7 @@ def reservation_ends_with_its_load() -> Story:
     return story
 
 
-STORIES: dict[str, Callable[[], Story]] = {
+TELLERS: dict[str, Callable[[], Story]] = {
     "state-slots-exhausted": state_slots_exhausted,
     "float-in-the-way": float_in_the_way,
     "window-pressure": window_pressure,

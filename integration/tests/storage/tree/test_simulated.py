@@ -137,7 +137,9 @@ def test_a_trace_of_a_shared_life_replays(tmp_path: Path) -> None:
     path, calls = tmp_path / "seed.jsonl", set[str]()
     for page_tokens in (None, 16):
         with path.open("w", encoding="utf-8") as out:
-            assert record_seed(out, 1, ACTIONS, page_tokens=page_tokens, operations=ALL) > 100
+            recorded = record_seed(out, 1, ACTIONS, page_tokens=page_tokens, operations=ALL)
+        assert recorded.calls > 100
+        assert recorded.failure is None
         header, lines = read_trace(path)
         assert replay(header, lines) is None
         calls |= {line.call for line in lines}

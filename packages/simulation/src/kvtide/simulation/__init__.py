@@ -16,11 +16,11 @@ from kvtide.simulation.actions import (
     installed_operations,
     not_reached,
 )
-from kvtide.simulation.allocators import Handed
 from kvtide.simulation.bands import SimulatedBand
 from kvtide.simulation.cases import Case, load_case, save_case
 from kvtide.simulation.exhaustive import SHAPES, Exhausted, Shape, exhaust, repeat
 from kvtide.simulation.failures import CHECKS, CheckFailedError, Failure
+from kvtide.simulation.handed import Handed
 from kvtide.simulation.holders import Holder
 from kvtide.simulation.mutations import MUTATIONS, Hunt, Mutation, hunt
 from kvtide.simulation.operations import OPERATIONS
@@ -28,7 +28,7 @@ from kvtide.simulation.operations.capacity import draw_units
 from kvtide.simulation.operations.choices import draw_bits, one_of, some_of, some_places
 from kvtide.simulation.operations.phrases import UNDER, phrases, under
 from kvtide.simulation.rank import Rank
-from kvtide.simulation.real import DEVICE_KINDS, RealDevice, open_device, run_seed_on
+from kvtide.simulation.real import DEVICE_KINDS, RealDevice, open_device, run_actions_on, run_seed_on
 from kvtide.simulation.requests import Batch, BatchEntry, BatchTake, Request
 from kvtide.simulation.run import Run, run_actions, run_seed
 from kvtide.simulation.scenario import BandDraft, Scenario, draw_scenario
@@ -36,9 +36,10 @@ from kvtide.simulation.shadow import Shadow
 from kvtide.simulation.shrinking import shrink
 from kvtide.simulation.sweep import SeedRun, Totals, sweep
 from kvtide.simulation.traces import (
-    SCENARIOS,
+    STORIES,
     ChainAdapter,
     Divergence,
+    Recorded,
     TraceAdapter,
     TraceError,
     TraceHeader,
@@ -60,8 +61,8 @@ __all__ = [
     "MUTATIONS",
     "OPERATIONS",
     "OPERATION_GROUP",
-    "SCENARIOS",
     "SHAPES",
+    "STORIES",
     "UNDER",
     "Action",
     "BandDraft",
@@ -84,6 +85,7 @@ __all__ = [
     "Part",
     "Rank",
     "RealDevice",
+    "Recorded",
     "Request",
     "Run",
     "Scenario",
@@ -120,6 +122,7 @@ __all__ = [
     "repeat",
     "replay",
     "run_actions",
+    "run_actions_on",
     "run_seed",
     "run_seed_on",
     "save_case",

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
-import attrs
 import numpy as np
 
 from kvtide.chain import BandTake, Taken, TakeRefusal
@@ -20,6 +19,7 @@ from kvtide.plan import pack
 from kvtide.simulation.bands import NONE, SimulatedBand, simulated_bands
 from kvtide.simulation.claims import held_places, immovable, moved_holds
 from kvtide.simulation.failures import CheckFailedError
+from kvtide.simulation.handed import HOW, Figures, Handed
 from kvtide.simulation.rank import Rank, free, modelled_device
 from kvtide.simulation.reach import Need, some_layout_holds
 from kvtide.simulation.refusals import check_refusal, freeable_units
@@ -28,49 +28,6 @@ from kvtide.simulation.shadow import Shadow
 from kvtide.simulation.uses import Kind, Use, UseBook
 
 T = TypeVar("T")
-
-HOW = ("in place", "settled", "moved")
-"""What a take may need, from the least."""
-
-
-@attrs.frozen(eq=False)
-class Handed:
-    """What a take handed out, by band."""
-
-    taken: tuple[Taken, ...]
-    """One a rank."""
-
-    units: Mapping[str, IntArray]
-    """Band → virtual units bound."""
-
-    promised: Mapping[str, IntArray]
-    """Band → those of them that the taking forward is to write whole."""
-
-    how: str
-    """What it took, one of `HOW`."""
-
-    @property
-    def pages(self) -> IntArray:
-        """New virtual pages."""
-        return self.taken[0].pages
-
-    @property
-    def state_slots(self) -> IntArray:
-        """New virtual state slots."""
-        return self.taken[0].state_slots
-
-
-class Figures(NamedTuple):
-    """What one rank's allocator has done since the start."""
-
-    moved: int
-    """Units moved."""
-
-    zeroed: int
-    """Units zeroed on hand-out."""
-
-    settles: int
-    """Waits queued for pending units that a take needed."""
 
 
 class Allocators:

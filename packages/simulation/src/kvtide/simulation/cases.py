@@ -12,11 +12,15 @@ import attrs
 from kvtide.plan import PlanError
 from kvtide.simulation.actions import OPERATION_GROUP, Action
 from kvtide.simulation.failures import Failure
+from kvtide.simulation.real.real_device import DEVICE_KINDS
 from kvtide.simulation.run import Run
 from kvtide.simulation.scenario import Scenario
 
 FORMAT = 1
 """Of the document; another one is refused."""
+
+MODELLED = "modelled"
+"""The device of a case that failed on no device that ships."""
 
 _DISTRIBUTIONS = ("kvtide-plan", "kvtide-device", "kvtide-ledger", "kvtide-chain", "kvtide-simulation")
 """What runs every case; others bring operations."""
@@ -41,8 +45,11 @@ class Case:
     versions: Mapping[str, str]
     """Distribution → version with which it was found."""
 
+    device: str = MODELLED
+    """Kind of the devices that it was found on, on which it is replayed."""
+
     @classmethod
-    def of(cls, run: Run, seed: int | None) -> Case:
+    def of(cls, run: Run, seed: int | None, device: str = MODELLED) -> Case:
         """A run as it was found now."""
         return cls(
             scenario=run.scenario,
@@ -50,6 +57,7 @@ class Case:
             failure=run.failure,
             seed=seed,
             versions=installed_versions(),
+            device=device,
         )
 
 
@@ -73,6 +81,7 @@ def save_case(path: Path, case: Case) -> None:
         "format": FORMAT,
         "versions": dict(case.versions),
         "seed": case.seed,
+        "device": case.device,
         "failure": None if case.failure is None else case.failure.document(),
         "scenario": case.scenario.document(),
     }
@@ -92,11 +101,20 @@ def load_case(path: Path) -> Case:
             failure=None if document["failure"] is None else Failure(**document["failure"]),
             seed=document["seed"],
             versions=dict(document["versions"]),
+            device=_device_of(document),
         )
         case.scenario.layout()
     except (ValueError, KeyError, TypeError, AttributeError, PlanError) as error:
         raise ValueError(f"{path} holds no case: {type(error).__name__}: {error}") from error
     return case
+
+
+def _device_of(document: Mapping[str, object]) -> str:
+    # Cases written before there were others name none.
+    device = document.get("device", MODELLED)
+    if device not in (MODELLED, *DEVICE_KINDS):
+        raise ValueError(f"its device is {device!r}, not one of {(MODELLED, *DEVICE_KINDS)}")
+    return str(device)
 
 
 def _check_format(document: Mapping[str, object]) -> None:

@@ -39,6 +39,12 @@ def after_action(world: World) -> None:
             raise CheckFailedError(
                 "rank_divergence", f"rank {rank.place} counts {rank.chain.statistics()}, rank 0 {figures}"
             )
+        if rank.steps.retired_through != first.steps.retired_through:
+            raise CheckFailedError(
+                "rank_divergence",
+                f"forwards have retired through {rank.steps.retired_through} on rank {rank.place}, {first.steps.retired_through} "
+                "on rank 0",
+            )
     for band, table in zip(world.bands, tables, strict=True):
         bound = table != (-1 if band.is_state else 0)
         held = world.shadow.bound[band.name]
@@ -47,11 +53,6 @@ def after_action(world: World) -> None:
             raise CheckFailedError(
                 "wrong_binding",
                 f"virtual unit {unit} of band {band.name!r} is {'held and not bound' if held[unit] else 'bound and not held'}",
-            )
-        if rank.steps.retired_through != first.steps.retired_through:
-            raise CheckFailedError(
-                "rank_divergence",
-                f"forwards have retired through {rank.steps.retired_through} on rank {rank.place}, {first.steps.retired_through} on rank 0",
             )
     for rank in world.ranks:
         _check_retirement(rank)

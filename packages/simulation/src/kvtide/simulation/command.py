@@ -1,7 +1,7 @@
 """Random schedulers on the allocator that ships, checked after every step.
 
 `kvtide stress --seeds 0:200` runs seeds; what fails is written to a file that `kvtide stress --replay FILE` runs again. With
-`--record FILE` one seed becomes a trace of its allocator's life, for `kvtide replay`.
+`--device` runs and cases are carried out on a device that ships; with `--record FILE` one seed becomes a trace of its allocator's life, for `kvtide replay`.
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ from rich.markup import escape
 from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 from rich.table import Table
 
+from kvtide.plan import PlanError
 from kvtide.simulation.actions import installed_operations, not_reached
-from kvtide.simulation.cases import Case, installed_versions, load_case, save_case
+from kvtide.simulation.cases import MODELLED, Case, installed_versions, load_case, save_case
+from kvtide.simulation.command_refusals import check_folder, reason_of, refuse_beside
 from kvtide.simulation.failures import CHECKS
-from kvtide.simulation.real import DEVICE_KINDS, open_device, run_seed_on
+from kvtide.simulation.real import DEVICE_KINDS, open_device, run_actions_on, run_seed_on
 from kvtide.simulation.run import Run, run_actions
 from kvtide.simulation.seed_options import seed_options
 from kvtide.simulation.shrinking import shrink
@@ -33,6 +35,27 @@ from kvtide.simulation.traces import record_seed
 
 SHOWN_ACTIONS = 40
 """Of a failing run; the rest is in its file."""
+
+_NOT_RECORDED = {
+    "jobs": "--jobs",
+    "minimize": "--minimize",
+    "folder": "--out",
+    "replayed": "--replay",
+    "kind": "--device",
+    "as_json": "--json",
+}
+"""Parameter → option that means nothing where a seed is recorded."""
+
+_NOT_REPLAYED = {
+    "seeds": "--seeds",
+    "action_count": "--ops",
+    "jobs": "--jobs",
+    "page_tokens": "--page-tokens",
+}
+"""Where a case is replayed."""
+
+_NOT_ON_DEVICES = {"jobs": "--jobs", "minimize": "--minimize"}
+"""Where seeds run on a device that ships: one after the other, and a race shows in some runs only."""
 
 
 @click.command(name="stress", context_settings={"help_option_names": ["-h", "--help"]})
@@ -57,10 +80,8 @@ SHOWN_ACTIONS = 40
 @click.option(
     "--device",
     "kind",
-    type=click.Choice(["modelled", *DEVICE_KINDS]),
-    default="modelled",
-    show_default=True,
-    help="What runs the work: a real one shows contents, a GPU's streams late.",
+    type=click.Choice([MODELLED, *DEVICE_KINDS]),
+    help="What runs the work: a real one shows contents, a GPU's streams late.  [default: modelled; of a case, what it failed on]",
 )
 @click.option(
     "--record",
@@ -84,7 +105,7 @@ def command(
     minimize: bool,
     folder: Path,
     replayed: Path | None,
-    kind: str,
+    kind: str | None,
     trace: Path | None,
     page_tokens: int | None,
     as_json: bool,
@@ -96,32 +117,46 @@ def command(
     except (ValueError, TypeError, ImportError) as error:
         raise click.ClickException(str(error)) from error
     if trace is not None:
-        _record(trace, seeds, action_count, page_tokens)
-        return
-    if page_tokens is not None:
-        raise click.UsageError("--page-tokens is for --record: seeds draw their own")
-    if replayed is not None:
-        has_failed = _replay(replayed, minimize=minimize, folder=folder, as_json=as_json)
+        refuse_beside(context, "--record", _NOT_RECORDED)
+        has_failed = _record(trace, seeds, action_count, page_tokens)
+    elif replayed is not None:
+        refuse_beside(context, "--replay", _NOT_REPLAYED | ({} if minimize else {"folder": "--out"}))
+        has_failed = _replay(replayed, kind, minimize=minimize, folder=folder, as_json=as_json)
     else:
+        if page_tokens is not None:
+            raise click.UsageError("--page-tokens is for --record: seeds draw their own")
+        if kind in DEVICE_KINDS:
+            refuse_beside(context, f"--device {kind}", _NOT_ON_DEVICES)
+        check_folder("--out", folder)
         results = (
-            sweep(seeds, action_count, jobs=jobs, minimize=minimize)
-            if kind == "modelled"
-            else _on_device(kind, seeds, action_count)
+            _on_device(kind, seeds, action_count)
+            if kind in DEVICE_KINDS
+            else sweep(seeds, action_count, jobs=jobs, minimize=minimize)
         )
-        has_failed = _sweep(results, len(seeds), folder=folder, as_json=as_json)
+        has_failed = _sweep(results, len(seeds), kind or MODELLED, folder=folder, as_json=as_json)
     if has_failed:
         context.exit(1)
 
 
-def _record(path: Path, seeds: range, action_count: int, page_tokens: int | None) -> None:
+def _record(path: Path, seeds: range, action_count: int, page_tokens: int | None) -> bool:
+    """Write a seed's trace; whether a check failed, up to which the trace goes then."""
     if len(seeds) != 1:
         raise click.UsageError(f"--record writes the trace of one seed, found {len(seeds)}: --seeds N")
     try:
         with path.open("w", encoding="utf-8") as out:
-            calls = record_seed(out, seeds[0], action_count, page_tokens=page_tokens)
+            recorded = record_seed(out, seeds[0], action_count, page_tokens=page_tokens)
     except OSError as error:
-        raise click.UsageError(f"--record {str(path)!r}: {error.strerror or error}") from error
-    click.echo(f"{calls} calls of seed {seeds[0]} in {path}")
+        raise click.UsageError(f"--record {str(path)!r}: {reason_of(error)}") from error
+    except PlanError as error:
+        raise click.UsageError(f"--page-tokens {page_tokens}: {error}") from error
+    if recorded.failure is not None:
+        click.echo(
+            f"seed {seeds[0]} fails after {recorded.calls} calls, which are in {path}: {recorded.failure}",
+            err=True,
+        )
+        return True
+    click.echo(f"{recorded.calls} calls of seed {seeds[0]} in {path}")
+    return False
 
 
 def _on_device(kind: str, seeds: range, action_count: int) -> Iterator[SeedRun]:
@@ -133,15 +168,15 @@ def _on_device(kind: str, seeds: range, action_count: int) -> Iterator[SeedRun]:
         yield SeedRun(seed, run, None)
 
 
-def _sweep(results: Iterator[SeedRun], seed_count: int, *, folder: Path, as_json: bool) -> bool:
-    totals, files = Totals(), dict[int, Path]()
+def _sweep(results: Iterator[SeedRun], seed_count: int, kind: str, *, folder: Path, as_json: bool) -> bool:
+    totals, files = Totals(), dict[int, Path | None]()
     stderr = Console(stderr=True)
     start = time.perf_counter()
     with show_progress(stderr, seed_count, "seeds") as advance:
         for result in results:
             totals.add(result)
             if result.run.failure is not None:
-                files[result.seed] = _save(result, folder)
+                files[result.seed] = _save(result, folder, kind)
                 stderr.print(
                     f"seed {result.seed}: {escape(str(result.run.failure))}", highlight=False, soft_wrap=True
                 )
@@ -156,12 +191,28 @@ def _sweep(results: Iterator[SeedRun], seed_count: int, *, folder: Path, as_json
     return bool(totals.failed)
 
 
-def _replay(path: Path, *, minimize: bool, folder: Path, as_json: bool) -> bool:
+def _replay(path: Path, kind: str | None, *, minimize: bool, folder: Path, as_json: bool) -> bool:
     try:
         case = load_case(path)
-        run = run_actions(case.scenario, case.actions)
     except (OSError, ValueError) as error:
+        raise click.UsageError(f"--replay {str(path)!r}: {reason_of(error)}") from error
+    kind = kind or case.device
+    if minimize:
+        if kind in DEVICE_KINDS:
+            raise click.UsageError(
+                f"a case on --device {kind} is not made minimal: there a race shows in some runs only"
+            )
+        check_folder("--out", folder)
+    try:
+        run = (
+            run_actions_on(partial(open_device, kind), case.scenario, case.actions)
+            if kind in DEVICE_KINDS
+            else run_actions(case.scenario, case.actions)
+        )
+    except ValueError as error:
         raise click.UsageError(f"--replay {str(path)!r}: {error}") from error
+    except (ImportError, RuntimeError, AssertionError) as error:
+        raise click.UsageError(f"--device {kind}: {error}") from error
     console, stderr = Console(), Console(stderr=True)
     if dict(case.versions) != installed_versions():
         stderr.print(
@@ -172,9 +223,8 @@ def _replay(path: Path, *, minimize: bool, folder: Path, as_json: bool) -> bool:
     where = path
     if run.failure is not None and minimize:
         run = shrink(run, installed_operations())
-        folder.mkdir(parents=True, exist_ok=True)
-        where = folder / f"{path.stem}-minimal.json"
-        save_case(where, Case.of(run, case.seed))
+        kept = _keep(folder / f"{path.stem}-minimal.json", Case.of(run, case.seed))
+        where = kept or path
     if as_json:
         document = {"failure": None if run.failure is None else run.failure.document(), "file": str(where)}
         click.echo(json.dumps(document, ensure_ascii=False))
@@ -198,14 +248,20 @@ def show_progress(console: Console, count: int, what: str) -> Iterator[Any]:
         yield lambda: progress.advance(task)
 
 
-def _save(result: SeedRun, folder: Path) -> Path:
+def _save(result: SeedRun, folder: Path, kind: str) -> Path | None:
     """Write a failure, minimal if it was shrunk; its file."""
-    path = folder / f"seed-{result.seed}.json"
+    case = Case.of(result.shrunk or result.run, result.seed, kind)
+    return _keep(folder / f"seed-{result.seed}.json", case)
+
+
+def _keep(path: Path, case: Case) -> Path | None:
+    """Write a case; its file, or `None` where the disk takes no more: what was found is shown all the same."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        save_case(path, Case.of(result.shrunk or result.run, result.seed))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_case(path, case)
     except OSError as error:
-        raise click.UsageError(f"--out {str(folder)!r}: {error.strerror or error}") from error
+        click.echo(f"--out {str(path.parent)!r}: {reason_of(error)}: the case is not kept", err=True)
+        return None
     return path
 
 
@@ -238,7 +294,7 @@ def _print_totals(console: Console, totals: Totals, seconds: float) -> None:
     )
 
 
-def _print_failure(console: Console, run: Run, name: str, path: Path) -> None:
+def _print_failure(console: Console, run: Run, name: str, path: Path | None) -> None:
     assert run.failure is not None, "only failures are printed"
     console.rule(f"{name}: {run.failure.check}", align="left")
     lines = [
@@ -249,7 +305,7 @@ def _print_failure(console: Console, run: Run, name: str, path: Path) -> None:
             f"{place:4} {escape(str(action))}"
             for place, action in list(enumerate(run.actions))[-SHOWN_ACTIONS:]
         ),
-        f"replay: kvtide stress --replay {escape(str(path))}",
+        "not kept" if path is None else f"replay: kvtide stress --replay {escape(str(path))}",
     ]
     if len(run.actions) > SHOWN_ACTIONS:
         lines.insert(3, f"     … {len(run.actions) - SHOWN_ACTIONS} actions before")
@@ -257,7 +313,7 @@ def _print_failure(console: Console, run: Run, name: str, path: Path) -> None:
         console.print(line, highlight=False, soft_wrap=True)
 
 
-def _document(totals: Totals, seconds: float, files: dict[int, Path]) -> dict[str, Any]:
+def _document(totals: Totals, seconds: float, files: dict[int, Path | None]) -> dict[str, Any]:
     coverage: dict[str, dict[str, int]] = {}
     for (operation, outcome), times in sorted(totals.coverage.items()):
         coverage.setdefault(operation, {})[outcome] = times
@@ -276,7 +332,7 @@ def _document(totals: Totals, seconds: float, files: dict[int, Path]) -> dict[st
                 **(result.run.failure.document() if result.run.failure is not None else {}),
                 "actions": len(result.run.actions),
                 "minimal_actions": None if result.shrunk is None else len(result.shrunk.actions),
-                "file": str(files[result.seed]),
+                "file": None if files[result.seed] is None else str(files[result.seed]),
             }
             for result in totals.failed
         ],

@@ -156,14 +156,31 @@ class Scenario:
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> Scenario:
-        """What `document` made; raises `TypeError` or `KeyError` for anything else."""
-        return cls(
-            **{
-                **document,
-                "bands": tuple(BandDraft(**band) for band in document["bands"]),
-                "rank_seeds": tuple(document["rank_seeds"]),
-            }
-        )
+        """What `document` made; raises `ValueError`, `TypeError` or `KeyError` for anything else."""
+        bands = tuple(BandDraft(**band) for band in document["bands"])
+        found = cls(**{**document, "bands": bands, "rank_seeds": tuple(document["rank_seeds"])})
+        for band in bands:
+            if band.kind not in ("state", "window", "full"):
+                raise ValueError(f"a band's kind is {band.kind!r}")
+            _check_whole("a band's", band, {"window_tokens": 0, "entry_bytes": 1, "page_tokens": 1})
+        _check_whole("its", found, {"arena_bytes": 1, "row_count": 1, "overlap": 1, "flush_reach": 1})
+        for switch in _SWITCHES:
+            if not isinstance(getattr(found, switch), bool):
+                # A file's word, as the others.
+                raise ValueError(  # noqa: TRY004
+                    f"its {switch} is {getattr(found, switch)!r}, not true or false"
+                )
+        if not found.rank_seeds or not all(isinstance(seed, int) for seed in found.rank_seeds):
+            raise ValueError(f"its rank_seeds are {list(found.rank_seeds)}, not one or more whole numbers")
+        return found
+
+
+def _check_whole(whose: str, values: object, least: Mapping[str, int]) -> None:
+    """Raise `ValueError` unless each field is a whole number, no smaller than its least."""
+    for name, low in least.items():
+        value = getattr(values, name)
+        if not isinstance(value, int) or isinstance(value, bool) or value < low:
+            raise ValueError(f"{whose} {name} is {value!r}, not a whole number from {low}")
 
 
 def draw_scenario(rng: random.Random) -> Scenario:

@@ -1,6 +1,7 @@
-"""The rules of a scheduler that overlaps forwards, as far as no shipped package has them yet (row K4).
+"""The rules of a scheduler that overlaps forwards, as stand-ins for those that `kvtide.storage` ships (row K4).
 
-They stand here and nowhere else, so that each can be broken on purpose:
+The simulation stands below that package and draws without it; its own rules are broken on purpose in its tests
+(`integration/tests/storage/test_storage_races.py`). These stand here and nowhere else, so that each can be broken, too:
 
 | rule | broken, it shows as |
 | - | - |

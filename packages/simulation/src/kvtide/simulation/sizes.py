@@ -8,7 +8,7 @@ All but one bear on what things cost, and change no decision: a run is the same 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from importlib import import_module
 from types import MappingProxyType
 
@@ -34,10 +34,18 @@ SMALL: Mapping[str, int] = MappingProxyType(
 _FLUSH_REACH = "kvtide.chain.relief.FLUSH_REACH"
 
 
-@contextmanager
-def sized_for(scenario: Scenario) -> Iterator[None]:
+def sized_for(scenario: Scenario) -> AbstractContextManager[None]:
     """Within it, thresholds are what the scenario says, in this process; everything is made and used within it."""
-    values = {_FLUSH_REACH: scenario.flush_reach, **(SMALL if scenario.small_thresholds else {})}
+    return _set({_FLUSH_REACH: scenario.flush_reach, **(SMALL if scenario.small_thresholds else {})})
+
+
+def flushing_so_far(flush_reach: int) -> AbstractContextManager[None]:
+    """Within it, flushes retreat so many times as far as a take needs: the one size here that decisions follow."""
+    return _set({_FLUSH_REACH: flush_reach})
+
+
+@contextmanager
+def _set(values: Mapping[str, int]) -> Iterator[None]:
     before = {}
     for path, value in values.items():
         module, _, name = path.rpartition(".")

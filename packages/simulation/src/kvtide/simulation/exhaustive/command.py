@@ -1,8 +1,9 @@
-"""`kvtide exhaust`: every sequence of operations on tiny arenas, to the depth that the time allows."""
+"""Every sequence of operations on tiny arenas, to the depth that the time allows."""
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from kvtide.simulation.cases import installed_versions
+from kvtide.simulation.command_refusals import check_folder, reason_of
 from kvtide.simulation.exhaustive.search import Exhausted, exhaust
 from kvtide.simulation.exhaustive.shapes import SHAPES
 from kvtide.simulation.exhaustive.small_actions import described
@@ -21,7 +23,18 @@ from kvtide.simulation.failures import CHECKS
 from kvtide.simulation.sweep import quiet_logs
 
 
-@click.command(name="exhaust", context_settings={"help_option_names": ["-h", "--help"]})
+def _number(_ctx: click.Context, _param: click.Parameter, value: float) -> float:
+    if not math.isfinite(value):
+        raise click.BadParameter(f"{value} is no length of time")
+    return value
+
+
+@click.command(
+    name="exhaust",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Try every sequence of operations on tiny arenas; exit status 1 with the first bad one.\n\n"
+    f"SHAPE is one or more of: {', '.join(SHAPES)}; all of them without it. WORD is the first of an action: {', '.join(WORDS)}.",
+)
 @click.argument("shapes", nargs=-1, type=click.Choice(list(SHAPES)), metavar="[SHAPE]...")
 @click.option(
     "--depth", type=click.IntRange(1, 100), help="Longest sequence.  [default: as far as time allows]"
@@ -29,6 +42,7 @@ from kvtide.simulation.sweep import quiet_logs
 @click.option(
     "--seconds",
     type=click.FloatRange(min=0, min_open=True),
+    callback=_number,
     default=60,
     show_default=True,
     help="Time for each shape.",
@@ -61,12 +75,10 @@ def command(
     folder: Path | None,
     as_json: bool,
 ) -> None:
-    """Try every sequence of operations on tiny arenas; exit status 1 with the first bad one.
-
-    SHAPE is one or more of: two-bands, window-and-full, float, sub-pages, window-only; all of them without it. WORD is the first of an
-    action, such as take, free, launch, process, flush, "make room", send.
-    """
+    """See its help, which names what there is."""
     quiet_logs()
+    if folder is not None:
+        check_folder("--out", folder)
     stderr = Console(stderr=True)
     found = []
     for name in shapes or SHAPES:
@@ -84,12 +96,16 @@ def command(
         document = {"versions": installed_versions(), "shapes": [_document(each) for each in found]}
         click.echo(json.dumps(document, ensure_ascii=False))
     else:
-        _print(Console(), found)
+        _print(Console(), found, words)
     if any(each.failure is not None for each in found):
         context.exit(1)
+    if not any(each.transitions for each in found):
+        raise click.UsageError(
+            f"nothing was tried: no action of {', '.join(words)} is the first of a sequence"
+        )
 
 
-def _print(console: Console, found: Sequence[Exhausted]) -> None:
+def _print(console: Console, found: Sequence[Exhausted], words: Sequence[str]) -> None:
     table = Table(box=rich.box.SIMPLE_HEAD, title="every sequence of operations", title_justify="left")
     table.add_column("shape")
     for column in ("states", "depth", "tried", "seconds", "states a second", "of a core's time"):
@@ -119,8 +135,11 @@ def _print(console: Console, found: Sequence[Exhausted]) -> None:
             f"repeat: repeat(SHAPES[{each.shape!r}], {list(each.sequence)})",
         ):
             console.print(line, markup=False, highlight=False, soft_wrap=True)
-    if all(each.failure is None for each in found):
-        console.print("every check held", highlight=False)
+    if any(each.transitions for each in found) and all(each.failure is None for each in found):
+        tried = {word for each in found for word, _ in each.outcomes}
+        never = [word for word in words if word not in tried]
+        left_out = f"; never tried: {', '.join(never)}" if never else ""
+        console.print(f"every check held{left_out}", highlight=False)
 
 
 def _save(folder: Path, bad: Exhausted) -> None:
@@ -134,7 +153,9 @@ def _save(folder: Path, bad: Exhausted) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(document, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
-        raise click.UsageError(f"--out {str(folder)!r}: {error.strerror or error}") from error
+        # What was found is shown all the same.
+        click.echo(f"--out {str(folder)!r}: {reason_of(error)}: the sequence is not kept", err=True)
+        return
     click.echo(f"{path} holds a bad sequence", err=True)
 
 

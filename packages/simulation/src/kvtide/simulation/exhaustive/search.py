@@ -8,6 +8,9 @@
 Two states with one canonical form have the same future, so only the first is gone on from. Forms are known by 64 bits of their
 hash: of a million states, two different ones are taken for one with a chance of about three in a hundred million.
 
+That nothing is left of a state once all of it is ended and freed, a *drain* tells, which costs more than all other checks: it is asked of
+one state of many. Once anything fails, the search begins anew and drains every state, for there may be shorter sequences that lose something.
+
 Processes share a layer in pieces. Each knows the states that it has met itself, and one keeps what is new to all; pieces are
 counted in their order, so a search finds the same with any number of processes.
 """
@@ -37,7 +40,7 @@ from kvtide.simulation.sweep import quiet_logs
 Path: TypeAlias = tuple[Action, ...]
 """A sequence of actions from the root."""
 
-_DRAINED = 32
+DRAINED = 32
 """One state of so many is ended and freed to see that nothing is left."""
 
 _PIECE = 32
@@ -76,7 +79,7 @@ class Exhausted:
     """What failed, after the last action of `sequence`."""
 
     sequence: Path = ()
-    """The first bad sequence, a shortest one."""
+    """The first bad sequence, a shortest one; `repeat` shows the same."""
 
 
 @attrs.frozen
@@ -102,9 +105,10 @@ class Piece:
 class Explorer:
     """Goes on from states that it is told of as sequences."""
 
-    def __init__(self, shape: Shape, words: Sequence[str] = ()) -> None:
-        """At the root, which is known; tries actions of these `words` alone, or all."""
+    def __init__(self, shape: Shape, words: Sequence[str] = (), drained: int = DRAINED) -> None:
+        """At the root, which is known; tries actions of these `words` alone, or all, and drains one state of so many."""
         self.facts = Facts(shape)
+        self._drained = drained
         self._words = frozenset(words)
         self._placements = Placements(self.facts.layout)
         root = SmallWorld(self.facts)
@@ -141,11 +145,7 @@ class Explorer:
                 continue
             self._sequence = (*sequence, action)
             if leaves_alone(world, action):
-                self._outcomes[str(action[0]), step(world, action)] += 1
-                if world.form() != before:
-                    raise CheckFailedError(
-                        "changed_by_refusal", f"{action} was refused, and changed something"
-                    )
+                self._outcomes[str(action[0]), _refused(world, action, before)] += 1
                 continue
             after = world.clone()
             self._outcomes[str(action[0]), step(after, action)] += 1
@@ -155,7 +155,7 @@ class Explorer:
             if digest not in self._known:
                 self._known.add(digest)
                 check_state(after, self._placements)
-                if digest % _DRAINED == 0:
+                if digest % self._drained == 0:
                     check_drains(after, self._empty)
                 yield action, digest
 
@@ -171,6 +171,16 @@ class Explorer:
             step(world, action)
             trail.append((action, world))
         return trail[-1][1]
+
+
+def _refused(world: SmallWorld, action: Action, before: tuple[object, ...]) -> str:
+    """An action that will be refused, in a state of that form; its outcome."""
+    outcome = step(world, action)
+    if world.form() != before:
+        raise CheckFailedError(
+            "changed_by_refusal", f"{action} was refused or given up, and changed something"
+        )
+    return outcome
 
 
 @contextlib.contextmanager
@@ -226,15 +236,39 @@ def exhaust(
 
     With `words`, of actions that these words name alone: fewer of them, and longer sequences. It ends with the first bad sequence, or
     once there is no new state. `on_layer` is told the depth reached and the states so far.
+
+    After a failure it looks for shorter sequences that lose something, which may take longer than `seconds`.
     """
+    found = _search(
+        shape, depth=depth, seconds=seconds, words=words, jobs=jobs, drained=DRAINED, on_layer=on_layer
+    )
+    if len(found.sequence) > 1:
+        shorter = _search(
+            shape, depth=len(found.sequence) - 1, seconds=None, words=words, jobs=jobs, drained=1
+        )
+        if shorter.failure is not None:
+            return attrs.evolve(found, failure=shorter.failure, sequence=shorter.sequence)
+    return found
+
+
+def _search(
+    shape: Shape,
+    *,
+    depth: int | None,
+    seconds: float | None,
+    words: Sequence[str],
+    jobs: int,
+    drained: int,
+    on_layer: Callable[[int, int], None] | None = None,
+) -> Exhausted:
     start = time.perf_counter()
-    explorer = Explorer(shape, words)
+    explorer = Explorer(shape, words, drained)
     tree = _Tree(explorer.root_digest)
     outcomes: Counter[tuple[str, str]] = Counter()
     layers, first, reached, cpu_seconds = [1], 0, 0, 0.0
     failed: Piece | None = None
     is_late = False
-    with _explorers(shape, words, explorer, jobs) as explore:
+    with _explorers(explorer, jobs, shape, words, drained) as explore:
         while first < len(tree) and failed is None and not is_late and (depth is None or reached < depth):
             end = len(tree)
             starts = range(first, end, _PIECE)
@@ -269,18 +303,23 @@ def exhaust(
 
 
 def repeat(shape: Shape, sequence: Sequence[Action]) -> Failure | None:
-    """Do a sequence again, every check after each action; what fails."""
+    """Do a sequence again, every check of a search after each action, and the last state emptied; what fails."""
     facts = Facts(shape)
     world, placements = SmallWorld(facts), Placements(facts.layout)
-    world.chain.keep_snapshots()
-    for place, action in enumerate(sequence):
-        try:
-            step(world, action)
-            world.chain.verify_snapshots()
-            check_state(world, placements)
+    empty, done = world.chain.books(), 0
+    try:
+        for action in sequence:
+            done += 1
             world.chain.keep_snapshots()
-        except Exception as error:  # noqa: BLE001 - whatever is raised is what is looked for
-            return failure_of(error, place)
+            if leaves_alone(world, action):
+                _refused(world, action, world.form())
+            else:
+                step(world, action)
+                world.chain.verify_snapshots()
+            check_state(world, placements)
+        check_drains(world, empty)
+    except Exception as error:  # noqa: BLE001 - whatever is raised is what is looked for
+        return failure_of(error, done - 1)
     return None
 
 
@@ -288,13 +327,13 @@ _Explore: TypeAlias = Callable[[Iterable[list[Path]]], Iterator[Piece]]
 
 
 @contextlib.contextmanager
-def _explorers(shape: Shape, words: Sequence[str], explorer: Explorer, jobs: int) -> Iterator[_Explore]:
-    """What goes on from pieces, in their order: here, or on processes."""
+def _explorers(explorer: Explorer, jobs: int, *begun: object) -> Iterator[_Explore]:
+    """What goes on from pieces, in their order: here, or on processes, each with an explorer `begun` so."""
     if jobs == 1:
         yield lambda pieces: map(explorer.explore, pieces)
         return
     # Spawned, not forked: a forked child would inherit whatever threads and locks the caller has.
-    with multiprocessing.get_context("spawn").Pool(jobs, initializer=_begin, initargs=(shape, words)) as pool:
+    with multiprocessing.get_context("spawn").Pool(jobs, initializer=_begin, initargs=begun) as pool:
 
         def explore(pieces: Iterable[list[Path]]) -> Iterator[Piece]:
             # A few ahead: a layer's sequences all at once would fill the memory.
@@ -312,9 +351,9 @@ def _explorers(shape: Shape, words: Sequence[str], explorer: Explorer, jobs: int
 _own: list[Explorer] = []
 
 
-def _begin(shape: Shape, words: Sequence[str]) -> None:
+def _begin(shape: Shape, words: Sequence[str], drained: int) -> None:
     quiet_logs()
-    _own.append(Explorer(shape, words))
+    _own.append(Explorer(shape, words, drained))
 
 
 def _explore(piece: list[Path]) -> Piece:

@@ -45,7 +45,7 @@ class Shape:
     """In chain order."""
 
     arena_bytes: int
-    """Such that no band holds more than four units or so, and all of them together fewer."""
+    """Such that bands which grow alike have two or three units each, and one that stands alone three to seven."""
 
     takes: tuple[Take, ...]
     """Tried in every state."""

@@ -16,7 +16,7 @@ from kvtide.device import IntArray
 from kvtide.ledger import Consumer, clearance
 from kvtide.simulation.exhaustive.ordered_device import SCHEDULE
 from kvtide.simulation.exhaustive.shapes import Shape, Take
-from kvtide.simulation.exhaustive.small_world import SmallUse, SmallWorld
+from kvtide.simulation.exhaustive.small_world import SmallBand, SmallUse, SmallWorld
 from kvtide.simulation.failures import CheckFailedError
 
 Action: TypeAlias = tuple[str | int, ...]
@@ -43,11 +43,12 @@ def actions(world: SmallWorld) -> Iterator[Action]:
     yield from _uses(world, tabled)
     if world.facts.state is not None:
         yield from _state_copies(world, tabled[world.facts.state.place])
+    yield from _rehomings(world, tabled)
     yield ("flush",)
 
 
 def leaves_alone(world: SmallWorld, action: Action) -> bool:
-    """Whether the action will be refused, so that it must leave the state as it is."""
+    """Whether the action will be refused, or given up, so that it must leave the state as it is."""
     match action[0]:
         case "take":
             return not world.chain.units_fit(asked_of(world, world.facts.shape.takes[int(action[1])]))
@@ -55,6 +56,9 @@ def leaves_alone(world: SmallWorld, action: Action) -> bool:
             return not world.chain.units_fit(asked_of(world, world.facts.shape.filled))
         case "make room":
             return not world.chain.units_fit(world.facts.shape.room[int(action[1])])
+        case "abort":
+            # A launch that is given up has queued nothing.
+            return True
         case _:
             return False
 
@@ -69,6 +73,9 @@ def described(shape: Shape, action: Action) -> str:
     if word == "launch":
         how = ("writes state alone", "writes all it may", "writes nobody knows what")
         return f"launch a forward that {how[int(numbers[0])]}"
+    if word == "rehome":
+        place, unit, page = map(int, numbers)
+        return f"rehome unit {unit} of band {shape.bands[place].name!r} to page {page} in the order of their units"
     if len(numbers) == 2 and word != "copy slot":
         return f"{word} unit {numbers[1]} of band {shape.bands[int(numbers[0])].name!r}"
     return " ".join(map(str, action))
@@ -102,6 +109,7 @@ def _forwards(world: SmallWorld) -> Iterator[Action]:
         yield ("launch", 2)
         if world.debt is None:
             yield ("launch", 0)
+        yield ("abort",)
     if world.flying:
         yield ("process",)
         if world.chain.steps.newest_unretired is not None:
@@ -161,6 +169,29 @@ def _state_copies(world: SmallWorld, slots: Sequence[tuple[int, int]]) -> Iterat
                 yield "copy slot", source, target
 
 
+def _rehomings(world: SmallWorld, tabled: Sequence[Sequence[tuple[int, int]]]) -> Iterator[Action]:
+    """A window's unit, and a page that it may stand for, by its place in the order of pages; a prefix tree asks for it (row K8)."""
+    if not any(tabled[band.place] for band in world.facts.windows):
+        return
+    # A tree names no page that a use knows, or that a load or a receive still fills.
+    named = {unit for use in world.uses() for unit in use.units}
+    filling = {
+        virtual // world.facts.bands[place].ratio
+        for use in world.uses()
+        if use.is_filling
+        for place, virtual in use.units
+        if world.facts.bands[place].ratio
+    }
+    pages = pages_in_order(world)
+    for band in world.facts.windows:
+        for number, page in enumerate(pages):
+            if page in filling or unbound_part(world, band, page) is None:
+                continue
+            for physical, virtual in tabled[band.place]:
+                if (band.place, virtual) not in named and virtual // band.ratio != page:
+                    yield "rehome", band.place, physical, number
+
+
 # ── questions about a state ──
 
 
@@ -184,7 +215,7 @@ def window_units(world: SmallWorld, page: int) -> Units:
     )
 
 
-def _pages(world: SmallWorld) -> list[int]:
+def pages_in_order(world: SmallWorld) -> list[int]:
     """Virtual pages that somebody holds any part of, in the order of the units that they are bound to."""
     found: dict[int, None] = {}
     for band in reversed(world.facts.attention):
@@ -195,15 +226,20 @@ def _pages(world: SmallWorld) -> list[int]:
 def unbound(world: SmallWorld) -> dict[str, BandTake]:
     """For each window the first (sub-)page of an older page that it does not bind."""
     found = {}
-    pages = _pages(world)
+    pages = pages_in_order(world)
     for band in world.facts.windows:
         for page in pages:
-            parts = range(page * band.ratio, (page + 1) * band.ratio)
-            free = [part for part in parts if part not in world.held[band.place]]
-            if free:
-                found[band.name] = BandTake(fresh=NONE, held=np.array(free[:1], np.int64))
+            part = unbound_part(world, band, page)
+            if part is not None:
+                found[band.name] = BandTake(fresh=NONE, held=np.array([part], np.int64))
                 break
     return found
+
+
+def unbound_part(world: SmallWorld, band: SmallBand, page: int) -> int | None:
+    """The first (sub-)page of a page that a window does not bind."""
+    parts = range(page * band.ratio, (page + 1) * band.ratio)
+    return next((part for part in parts if part not in world.held[band.place]), None)
 
 
 def publish_after(world: SmallWorld, use: SmallUse) -> int:

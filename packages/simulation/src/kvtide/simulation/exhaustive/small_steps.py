@@ -16,7 +16,9 @@ from kvtide.simulation.exhaustive.small_actions import (
     Action,
     Units,
     kept,
+    pages_in_order,
     touched,
+    unbound_part,
     virtual_at,
     window_units,
 )
@@ -150,6 +152,13 @@ def _launch(world: SmallWorld, writes: int) -> str:
     return "launched"
 
 
+def _abort(world: SmallWorld) -> str:
+    """Of a launch that has queued no work."""
+    steps = world.chain.steps
+    steps.forward_aborted(steps.forward_launched())
+    return "given up"
+
+
 def _process(world: SmallWorld) -> str:
     record, event = world.flying.pop(0)
     world.device.host |= event.behind
@@ -196,6 +205,27 @@ def _copy_slot(world: SmallWorld, source: int, target: int) -> str:
     return "copied"
 
 
+def _rehome(world: SmallWorld, place: int, physical: int, number: int) -> str:
+    """What nobody has written yet goes along with its debt."""
+    band = world.facts.bands[place]
+    source, target = (
+        virtual_at(world, place, physical),
+        unbound_part(world, band, pages_in_order(world)[number]),
+    )
+    assert target is not None, "the page has a part that is not bound"
+    is_owed = (place, source) in world.owed()
+    world.chain.rehome_window(band.name, np.array([source], np.int64), np.array([target], np.int64))
+    world.held[place].remove(source)
+    world.held[place].add(target)
+    if not is_owed:
+        fill(world, place, target, physical)
+        return "rehomed"
+    assert world.debt is not None, "no use names it"
+    taken, units = world.debt
+    world.debt = taken, tuple((place, target) if unit == (place, source) else unit for unit in units)
+    return "rehomed with its debt"
+
+
 _STEPS: dict[str, Callable[..., str]] = {
     "take": take,
     "make room": make_room,
@@ -203,11 +233,13 @@ _STEPS: dict[str, Callable[..., str]] = {
     "release": _release,
     "free all": _free_all,
     "launch": _launch,
+    "abort": _abort,
     "process": _process,
     "stand behind": _stand_behind,
     "pay": _pay,
     "flush": _flush,
     "copy slot": _copy_slot,
+    "rehome": _rehome,
     **USE_STEPS,
 }
 

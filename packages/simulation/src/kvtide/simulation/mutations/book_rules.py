@@ -16,6 +16,7 @@ from kvtide.simulation.mutations.mutation import (
     during,
     instead,
     nothing_during,
+    nowhere,
     without,
 )
 
@@ -116,10 +117,6 @@ def _for_nothing(original: Replacement) -> Replacement:
     return lambda *args, **named: original(*args, **named)._replace(cost=1)
 
 
-def _nowhere(_: object, units: IntArray) -> Any:
-    return np.zeros(len(units), np.bool_)
-
-
 def _final_as_it_stands(refusal: TakeRefusal) -> bool:
     """What is live counts, as if it were there for good."""
     return not refusal._fits([band.live + band.asked for band in refusal.bands])
@@ -203,7 +200,7 @@ def _calls() -> Iterator[Mutation]:
         id="call.frees_held",
         rule="what a receive holds is freed by nobody",
         rows=("L8", "T4"),
-        plant=during(f"{_CALLS}:units_to_free", "kvtide.ledger:PageUsage.is_held", _nowhere),
+        plant=during(f"{_CALLS}:units_to_free", "kvtide.ledger:PageUsage.is_held", nowhere),
     )
     yield Mutation(
         id="call.rehomes_onto",
@@ -308,7 +305,7 @@ def _answers() -> Iterator[Mutation]:
         id="answer.keeps",
         rule="what a receive holds would not come free",
         rows=("K5", "T4"),
-        plant=during("kvtide.chain.uses:ChainUses.keeps", "kvtide.ledger:PageUsage.is_held", _nowhere),
+        plant=during("kvtide.chain.uses:ChainUses.keeps", "kvtide.ledger:PageUsage.is_held", nowhere),
     )
 
 

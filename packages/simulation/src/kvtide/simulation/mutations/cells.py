@@ -30,8 +30,8 @@ _ACTS = {
     Clear.EXCLUDED: "leaves alone",
 }
 _PLANNED = {
-    Hazard.NETWORK: "no plan hands out such a unit (`plan.transfers`, `plan.growth`, `plan.fenced`, `withheld.kept`), no state copy onto one begins (`copy.stays`)",
-    Hazard.FIXED: "no plan hands out such a unit (`plan.fixed`, `withheld.kept`), no state copy onto one begins (`copy.stays`)",
+    Hazard.NETWORK: "no plan hands out such a unit (`plan.transfers`, `plan.growth`, `plan.fenced`, `withheld.kept`), no state copy onto one begins (`copy.stays`), no debt of one is paid (`call.paid_onto`)",
+    Hazard.FIXED: "no plan hands out such a unit (`plan.fixed`, `withheld.kept`), no state copy onto one begins (`copy.stays`), no debt of one is paid (`call.paid_onto`)",
 }
 """Hazards that chains plan around, and by which rules; those are in the table of what is found."""
 

@@ -1,4 +1,4 @@
-"""`kvtide mutations`: weaken each rule in turn, and see how soon the simulation notices."""
+"""Each rule of the allocator weakened in turn, and how soon the simulation notices."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from kvtide.simulation.command import show_progress
+from kvtide.simulation.command_refusals import check_file, reason_of
 from kvtide.simulation.mutations.hunting import Hunt, chosen_mutations, hunt
 from kvtide.simulation.mutations.page import ACTIONS, SEEDS, page
 from kvtide.simulation.mutations.table import MUTATIONS
@@ -59,6 +60,9 @@ def command(
         raise click.UsageError(
             "--out and --check are for the whole table, with the seeds and actions of the page"
         )
+    if written is not None:
+        check_file("--out", written)
+    was = None if compared is None else _read(compared)
     try:
         mutations = chosen_mutations(names)
     except ValueError as error:
@@ -78,18 +82,21 @@ def command(
         try:
             written.write_text(page(hunts), encoding="utf-8")
         except OSError as error:
-            raise click.UsageError(f"--out {str(written)!r}: {error.strerror or error}") from error
+            raise click.UsageError(f"--out {str(written)!r}: {reason_of(error)}") from error
     # A page says which mutations survive: what it knows of is open, not new.
-    if wrong if compared is None else not _is_current(compared, hunts):
+    if wrong if compared is None or was is None else not _is_current(compared, was, hunts):
         context.exit(1)
 
 
-def _is_current(path: Path, hunts: list[Hunt]) -> bool:
-    """Whether a page says what was found, every survivor among it; says what differs."""
+def _read(path: Path) -> str:
     try:
-        was = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise click.UsageError(f"--check {str(path)!r}: {error.strerror or error}") from error
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise click.UsageError(f"--check {str(path)!r}: {reason_of(error)}") from error
+
+
+def _is_current(path: Path, was: str, hunts: list[Hunt]) -> bool:
+    """Whether a page says what was found, every survivor among it; says what differs."""
     now = page(hunts)
     if was != now:
         click.echo(f"{path} is not what `kvtide mutations --out {path}` writes now:", err=True)

@@ -20,6 +20,7 @@ from kvtide.simulation.mutations.mutation import (
     during,
     instead,
     nothing_during,
+    nowhere,
     without,
 )
 
@@ -32,11 +33,6 @@ _UNDER_TRANSFER = "kvtide.ledger.signal_uses:SignalUses.under_transfer"
 _BAND = "kvtide.chain.band:Band"
 _UNITS = "kvtide.chain.band_units:BandUnits"
 _NO_PAGES: IntArray = np.empty(0, np.int64)
-
-
-def _nowhere(_: object, pages: IntArray) -> Any:
-    """No page is under a transfer."""
-    return np.zeros(len(pages), np.bool_)
 
 
 # ── pending ──
@@ -158,6 +154,18 @@ _EPOCHS = {
 }
 
 
+def _failed_is_over(patch: Patch) -> None:
+    uses = "kvtide.chain.uses:ChainUses"
+    end, unfix = patch.look(f"{uses}.end"), patch.look(f"{uses}.unfix")
+
+    def unfix_others(chain_uses: Any, owner: Any) -> None:
+        if not isinstance(owner, NetworkTransfer):
+            unfix(chain_uses, owner)
+
+    patch.replace(f"{uses}.quarantine", end)
+    patch.replace(f"{uses}.unfix", unfix_others)
+
+
 def ledger_rules() -> Iterator[Mutation]:
     """See the module's docstring."""
     yield Mutation(
@@ -232,7 +240,7 @@ def ledger_rules() -> Iterator[Mutation]:
         id="vacated.send",
         rule="what a move leaves under a send is vacated, and no hole yet",
         rows=("C7", "L4"),
-        plant=during(f"{_USAGE}.vacate", _UNDER_TRANSFER, _nowhere),
+        plant=during(f"{_USAGE}.vacate", _UNDER_TRANSFER, nowhere),
     )
     yield Mutation(
         id="vacated.return",
@@ -249,7 +257,7 @@ def ledger_rules() -> Iterator[Mutation]:
         rule="vacated units whose forward has retired stay vacated while a send reads them",
         rows=("C7", "L4"),
         plant=all_of(
-            during(f"{_USAGE}.take_ready_vacated", _UNDER_TRANSFER, _nowhere),
+            during(f"{_USAGE}.take_ready_vacated", _UNDER_TRANSFER, nowhere),
             during(f"{_UNITS}._collect_vacated", f"{_UNITS}._without_withheld", lambda band, units: units),
         ),
     )
@@ -338,15 +346,3 @@ def ledger_rules() -> Iterator[Mutation]:
         rows=("C4", "C11"),
         plant=all_of(_epoch_stands_still("vacate"), _epoch_stands_still("fence")),
     )
-
-
-def _failed_is_over(patch: Patch) -> None:
-    uses = "kvtide.chain.uses:ChainUses"
-    end, unfix = patch.look(f"{uses}.end"), patch.look(f"{uses}.unfix")
-
-    def unfix_others(chain_uses: Any, owner: Any) -> None:
-        if not isinstance(owner, NetworkTransfer):
-            unfix(chain_uses, owner)
-
-    patch.replace(f"{uses}.quarantine", end)
-    patch.replace(f"{uses}.unfix", unfix_others)

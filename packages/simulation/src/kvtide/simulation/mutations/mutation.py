@@ -13,6 +13,9 @@ from importlib import import_module
 from typing import Any, TypeAlias
 
 import attrs
+import numpy as np
+
+from kvtide.device import IntArray
 
 Replacement: TypeAlias = Callable[..., Any]
 """Stands in for a function; its arguments are that function's."""
@@ -174,3 +177,8 @@ def _find(path: str) -> tuple[Any, str]:
     if not hasattr(owner, name):
         raise AttributeError(f"{path} leads nowhere: {owner!r} has no {name!r}")
     return owner, name
+
+
+def nowhere(_: object, units: IntArray) -> Any:
+    """What a question about units is answered with: none of them."""
+    return np.zeros(len(units), np.bool_)

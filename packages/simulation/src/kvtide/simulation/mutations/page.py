@@ -18,8 +18,8 @@ _HEAD = f"""# Mutations
 Every rule that keeps units safe, weakened at run time, one at a time; and how many seeds of the simulation it takes until a check fails
 (row X2). A mutation that {len(SEEDS)} seeds of {ACTIONS} actions do not find is a hole in the simulation, or a rule that does nothing.
 
-Written by `kvtide mutations --out docs/mutations.md`; do not edit. `nox -s nightly_mutations` hunts through all of it again. The checks
-are those of [the simulation](../packages/simulation/README.md), the rows those of [requirements](requirements.md).
+Written by `kvtide mutations --out docs/mutations.md`; do not edit. `nox -s nightly_mutations`, a weekly session, hunts through all of it
+again. The checks are those of [the simulation](../packages/simulation/README.md), the rows those of [requirements](requirements.md).
 
 """
 _UNREACHABLE = """

@@ -1,6 +1,7 @@
 """Rules of the simulation's own scheduler, of whoever copies and sends there, of its device, and of ranks that must act alike.
 
-They stand for rules of packages that are not there yet; who ships one points its mutation at the shipped code.
+They are stand-ins: those that `kvtide.storage` ships (uploads, the barrier, read ends, orders of copies) are broken where they are shipped,
+by `integration/tests/storage/test_storage_races.py`.
 """
 
 from __future__ import annotations

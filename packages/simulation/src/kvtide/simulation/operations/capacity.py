@@ -11,8 +11,8 @@ from kvtide.chain import BandTake, ChainAllocator, TakeRefusal
 from kvtide.device import NumpyDevice
 from kvtide.ledger import NetworkTransfer
 from kvtide.simulation.actions import Numbers
-from kvtide.simulation.allocators import HOW
 from kvtide.simulation.failures import CheckFailedError
+from kvtide.simulation.handed import HOW
 from kvtide.simulation.operations.choices import one_of
 from kvtide.simulation.operations.phrases import phrases
 from kvtide.simulation.rank import Rank, free
@@ -35,13 +35,19 @@ class AskFits:
         return draw_units(rng, world)
 
     def apply(self, world: World, numbers: Numbers) -> str:
-        """Ask for a take, for one after half of everything was evicted, and for one that leaves a unit of each band."""
+        """Ask for a take, for one after half of everything was evicted, in both words, and for one that leaves a unit of each band."""
         asked = _units(world, numbers)
         evictable = {
             band.name: min(len(world.held(band)) // 2, len(world.movable(band))) for band in world.bands
         }
         one_each = dict.fromkeys(asked, 1)
         world.question("admits", lambda rank: rank.chain.admits(asked, evictable), asked, freed=evictable)
+        world.question(
+            "fits_after_frees",
+            lambda rank: rank.chain.fits_after_frees(asked, evictable),
+            asked,
+            freed=evictable,
+        )
         world.question(
             "prealloc_fits",
             lambda rank: rank.chain.prealloc_fits(asked, one_each),

@@ -13,9 +13,9 @@ import random
 from kvtide.chain import BandTake
 from kvtide.simulation import use_steps
 from kvtide.simulation.actions import Numbers
-from kvtide.simulation.allocators import HOW
 from kvtide.simulation.bands import SimulatedBand
 from kvtide.simulation.failures import CheckFailedError
+from kvtide.simulation.handed import HOW
 from kvtide.simulation.operations.capacity import ROOM, EnsureCapacity, most_pages
 from kvtide.simulation.operations.choices import draw_bits, one_of, some_of
 from kvtide.simulation.operations.forwards import MANY_MOVES, flush

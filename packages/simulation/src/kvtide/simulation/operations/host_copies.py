@@ -8,8 +8,8 @@ from kvtide.chain import BandTake
 from kvtide.ledger import Reservation
 from kvtide.simulation import use_steps
 from kvtide.simulation.actions import Numbers
-from kvtide.simulation.allocators import HOW, Handed
 from kvtide.simulation.bands import NONE
+from kvtide.simulation.handed import HOW, Handed
 from kvtide.simulation.operations.choices import draw_bits, one_of, some_places
 from kvtide.simulation.operations.named_units import draw_names, finished, named
 from kvtide.simulation.operations.phrases import UNDER, phrases, under

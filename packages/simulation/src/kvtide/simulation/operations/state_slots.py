@@ -10,7 +10,7 @@ import random
 import numpy as np
 
 from kvtide.simulation.actions import Numbers
-from kvtide.simulation.allocators import HOW
+from kvtide.simulation.handed import HOW
 from kvtide.simulation.operations.choices import draw_bits, one_of, some_of
 from kvtide.simulation.operations.phrases import UNDER, phrases, under
 from kvtide.simulation.world import World

@@ -21,8 +21,8 @@ import numpy as np
 from kvtide.chain import BandTake
 from kvtide.device import IntArray
 from kvtide.simulation.actions import Numbers
-from kvtide.simulation.allocators import HOW
 from kvtide.simulation.bands import NONE, SimulatedBand
+from kvtide.simulation.handed import HOW
 from kvtide.simulation.operations.choices import draw_bits, one_of, some_of, some_places
 from kvtide.simulation.operations.phrases import phrases
 from kvtide.simulation.requests import BatchTake, Request

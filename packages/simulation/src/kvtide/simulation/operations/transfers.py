@@ -7,7 +7,7 @@ import random
 from kvtide.ledger import ReceiveHold
 from kvtide.simulation import use_rules, use_steps
 from kvtide.simulation.actions import Numbers
-from kvtide.simulation.allocators import HOW
+from kvtide.simulation.handed import HOW
 from kvtide.simulation.operations.choices import ALL, draw_bits, one_of, some_of
 from kvtide.simulation.operations.forwards import MANY_MOVES, flush
 from kvtide.simulation.operations.host_copies import take_whole

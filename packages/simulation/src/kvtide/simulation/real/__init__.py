@@ -5,6 +5,6 @@ Contents, divergence of ranks, and the ledger are checked as ever. It needs `kvt
 """
 
 from kvtide.simulation.real.real_device import DEVICE_KINDS, RealDevice, open_device
-from kvtide.simulation.real.real_run import DeviceOpener, run_seed_on
+from kvtide.simulation.real.real_run import DeviceOpener, run_actions_on, run_seed_on
 
-__all__ = ["DEVICE_KINDS", "DeviceOpener", "RealDevice", "open_device", "run_seed_on"]
+__all__ = ["DEVICE_KINDS", "DeviceOpener", "RealDevice", "open_device", "run_actions_on", "run_seed_on"]

@@ -1,20 +1,21 @@
-"""A seed on real devices: drawn on the modelled one, then carried out again, on as many ranks, each with a device of its own."""
+"""Actions on real devices: drawn or carried out on the modelled one, then again on as many ranks, each with a device of its own."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import attrs
 
 from kvtide.simulation import checks
-from kvtide.simulation.actions import Operation, carry_out, installed_operations
+from kvtide.simulation.actions import Action, Operation, carry_out, installed_operations
 from kvtide.simulation.bands import SimulatedBand
 from kvtide.simulation.failures import Failure, failure_of
 from kvtide.simulation.rank import Rank
 from kvtide.simulation.real.real_device import RealDevice
-from kvtide.simulation.run import Run, facts_of, run_seed
+from kvtide.simulation.run import Run, facts_of, run_actions, run_seed
+from kvtide.simulation.scenario import Scenario
 from kvtide.simulation.sizes import sized_for
 from kvtide.simulation.world import World
 
@@ -63,7 +64,25 @@ def run_seed_on(
     A run that fails as it is drawn, on modelled devices, is returned as it is. Raises what `opener` raises.
     """
     known = installed_operations() if operations is None else operations
-    drawn = run_seed(seed, action_count, known)
+    return _run_again(opener, run_seed(seed, action_count, known), known)
+
+
+def run_actions_on(
+    opener: DeviceOpener,
+    scenario: Scenario,
+    actions: Sequence[Action],
+    operations: Mapping[str, Operation] | None = None,
+) -> Run:
+    """Carry out these actions on devices that `opener` makes: how a case of `run_seed_on` is run again.
+
+    A run that fails on modelled devices is returned as it is. Raises what `run_actions` and `opener` raise.
+    """
+    known = installed_operations() if operations is None else operations
+    return _run_again(opener, run_actions(scenario, actions, known), known)
+
+
+def _run_again(opener: DeviceOpener, drawn: Run, known: Mapping[str, Operation]) -> Run:
+    """What was done on modelled devices, unless that failed."""
     if drawn.failure is not None:
         return drawn
     with sized_for(drawn.scenario):

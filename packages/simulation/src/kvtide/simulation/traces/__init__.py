@@ -1,7 +1,7 @@
 """Traces of an allocator's life: recorded, replayed on any implementation, compared to the first divergence (row X3).
 
 `TraceRecorder` hands out stand-ins that write what is called; `replay` repeats it on a `TraceAdapter`; `docs/traces.md` is the
-schema. Traces of the cases that matter lie in `SCENARIOS`.
+schema. Traces of the cases that matter lie in `STORIES`.
 """
 
 from pathlib import Path
@@ -17,7 +17,7 @@ from kvtide.simulation.traces.replay import (
     replay,
     replayed,
 )
-from kvtide.simulation.traces.seeds import record_seed, with_page_tokens
+from kvtide.simulation.traces.seeds import Recorded, record_seed, with_page_tokens
 from kvtide.simulation.traces.tables import UnitDifference
 from kvtide.simulation.traces.telling import document, told
 from kvtide.simulation.traces.trace_format import (
@@ -30,16 +30,17 @@ from kvtide.simulation.traces.trace_format import (
 )
 from kvtide.simulation.traces.trace_schema import CALLS, TraceError
 
-SCENARIOS = Path(__file__).parent / "scenarios"
+STORIES = Path(__file__).parent / "scenarios"
 """Folder of traces of cases that matter, one file each."""
 
 __all__ = [
     "CALLS",
-    "SCENARIOS",
+    "STORIES",
     "VERSION",
     "AdapterFactory",
     "ChainAdapter",
     "Divergence",
+    "Recorded",
     "TraceAdapter",
     "TraceError",
     "TraceHeader",

@@ -1,16 +1,18 @@
-"""`kvtide replay`: a trace on the allocator that ships, or on another, up to the first answer or state that differs."""
+"""A trace on the allocator that ships, or on another, up to the first answer or state that differs."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
+from kvtide.simulation.command_refusals import check_file, reason_of, refuse_beside
 from kvtide.simulation.sweep import quiet_logs
 from kvtide.simulation.traces.replay import adapter_named, differs, first_divergence, replayed
 from kvtide.simulation.traces.telling import document, told
-from kvtide.simulation.traces.trace_format import TraceLine, TraceWriter, read_trace
+from kvtide.simulation.traces.trace_format import TraceHeader, TraceLine, TraceWriter, read_trace
 from kvtide.simulation.traces.trace_schema import TraceError
 
 NO_TRACE = 3
@@ -49,6 +51,10 @@ def command(
     What the implementation raises, other than as an allocator answers, is a divergence, and ends the replay.
     """
     quiet_logs()
+    if as_json:
+        refuse_beside(context, "--json", {"around": "--around"})
+    if written is not None:
+        check_file("--write", written)
     try:
         factory = adapter_named(adapter)
     except TraceError as error:
@@ -61,16 +67,13 @@ def command(
             found.append(line)
             if written is None and differs(recorded[len(found) - 1], line):
                 break
-        if written is not None:
-            with written.open("w", encoding="utf-8") as out:
-                writer = TraceWriter(out, header)
-                for line in found:
-                    writer.write(line)
     except TraceError as error:
         click.echo(str(error), err=True)
         context.exit(NO_TRACE)
     except OSError as error:
-        raise click.UsageError(f"{trace}: {error}") from error
+        raise click.UsageError(f"{trace}: {reason_of(error)}") from error
+    if written is not None:
+        _write(written, header, found)
     divergence = first_divergence(recorded[: len(found)], found)
     if as_json:
         shown = {"calls": len(found), "divergence": None if divergence is None else document(divergence)}
@@ -81,3 +84,13 @@ def command(
         click.echo("\n".join(told(divergence, recorded, around=around)))
     if divergence is not None:
         context.exit(1)
+
+
+def _write(path: Path, header: TraceHeader, lines: Sequence[TraceLine]) -> None:
+    try:
+        with path.open("w", encoding="utf-8") as out:
+            writer = TraceWriter(out, header)
+            for line in lines:
+                writer.write(line)
+    except OSError as error:
+        raise click.UsageError(f"--write {str(path)!r}: {reason_of(error)}") from error

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 from kvtide.chain import ChainAllocator, Taken
 from kvtide.device import Event, NumpyDevice
 from kvtide.ledger import ForwardSteps, NetworkTransfer
+from kvtide.simulation.sizes import flushing_so_far
 from kvtide.simulation.traces.recorder import state_of
 from kvtide.simulation.traces.tables import (
     TableChanges,
@@ -70,6 +71,7 @@ class ChainAdapter:
             wait_for_transfers=self._wait if header.waits_for_transfers else None,
         )
         self._targets = {"chain": self._chain, "uses": self._chain.uses, "steps": self._chain.steps}
+        self._flush_reach = header.flush_reach
         self._names = Names()
         self._waited: list[str] = []
 
@@ -86,7 +88,8 @@ class ChainAdapter:
         # Positions, since some parameters are positional in one version and named in another; a take's are named.
         function = getattr(self._targets[target], name)
         try:
-            result = function(**named) if call == "chain.take" else function(*named.values())
+            with flushing_so_far(self._flush_reach):
+                result = function(**named) if call == "chain.take" else function(*named.values())
         except ERRORS as error:
             answer = encoded_error(error)
         else:

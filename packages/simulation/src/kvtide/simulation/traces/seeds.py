@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TextIO
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, TextIO
 
 import attrs
 
 from kvtide.simulation import checks
-from kvtide.simulation.actions import Operation, carry_out, installed_operations
+from kvtide.simulation.actions import Action, Operation, carry_out, installed_operations
 from kvtide.simulation.cases import installed_versions
+from kvtide.simulation.failures import Failure, failure_of
 from kvtide.simulation.run import run_seed
 from kvtide.simulation.scenario import Scenario
+from kvtide.simulation.sizes import sized_for
 from kvtide.simulation.traces.recorder import TraceRecorder
 from kvtide.simulation.traces.trace_format import TraceHeader
 from kvtide.simulation.world import World
+
+
+class Recorded(NamedTuple):
+    """What of a seed stands in its trace."""
+
+    calls: int
+    """Written."""
+
+    failure: Failure | None
+    """What failed behind the last of them, if anything did."""
 
 
 def record_seed(
@@ -24,33 +36,54 @@ def record_seed(
     *,
     page_tokens: int | None = None,
     operations: Mapping[str, Operation] | None = None,
-) -> int:
-    """Run a seed and write what its first rank's allocator was told; how many calls that were.
+) -> Recorded:
+    """Run a seed and write what its first rank's allocator was told, up to the first check that fails.
 
-    With `page_tokens` the same actions meet a scenario whose largest pages hold so many tokens. Raises what a check that fails raises:
-    then the trace ends there.
+    With `page_tokens` the same actions meet a scenario whose largest pages hold so many tokens; raises `PlanError` where nothing of
+    that kind can be laid out.
     """
     known = installed_operations() if operations is None else operations
     run = run_seed(seed, action_count, known)
     scenario = run.scenario if page_tokens is None else with_page_tokens(run.scenario, page_tokens)
-    world = World(scenario)
-    world.ends_within_waits = False
-    rank = world.ranks[0]
     about = f"seed {seed}, {action_count} actions" + (
         "" if page_tokens is None else f", pages of {page_tokens}"
     )
+    with sized_for(scenario):
+        return _record(out, about, scenario, run.actions, known)
+
+
+def _record(
+    out: TextIO,
+    about: str,
+    scenario: Scenario,
+    actions: Sequence[Action],
+    known: Mapping[str, Operation],
+) -> Recorded:
+    world = World(scenario)
+    world.ends_within_waits = False
+    rank = world.ranks[0]
     header = TraceHeader(
         layout=world.layout,
         waits_for_transfers=scenario.waits_for_transfers,
+        flush_reach=scenario.flush_reach,
         about=about,
         versions=installed_versions(),
     )
     recorder = TraceRecorder(out, header, rank.chain)
     rank.chain, rank.steps = recorder.chain, recorder.steps
-    for action in run.actions:
-        carry_out(action, world, known)
-    checks.at_end(world)
-    return recorder.line_count
+    done = 0
+    try:
+        for action in actions:
+            carry_out(action, world, known)
+            checks.after_action(world)
+            done += 1
+        checks.at_end(world)
+    except OSError:
+        # Of the trace's own file.
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever is raised is what the run was made to find
+        return Recorded(recorder.line_count, failure_of(error, done))
+    return Recorded(recorder.line_count, None)
 
 
 def with_page_tokens(scenario: Scenario, page_tokens: int) -> Scenario:

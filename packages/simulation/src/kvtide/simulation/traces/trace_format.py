@@ -1,6 +1,6 @@
 """Traces of an allocator's life as JSON Lines (row X3): one header, then one line a call.
 
-    {"trace": 1, "layout": {…}, "settings": {"waits_for_transfers": false}, "versions": {…}, "about": "…"}
+    {"trace": 1, "layout": {…}, "settings": {…}, "versions": {…}, "about": "…"}
     {"call": "chain.take", "args": {"pages": 2, "state_slots": 1, "bands": null},
      "answer": {"take": 0, "pages": [1, 2], "state_slots": [0]}, "state": {…}, "rebound": {…}}
 
@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, TextIO, TypeAlias
 
 import attrs
 
+from kvtide.chain import FLUSH_REACH
 from kvtide.plan import ArenaLayout
 from kvtide.simulation.traces.trace_layouts import layout_document, layout_of
 from kvtide.simulation.traces.trace_schema import TraceError, check_call, is_whole
@@ -40,6 +41,9 @@ class TraceHeader:
     waits_for_transfers: bool
     """Whether a relief may wait for transfers on the host."""
 
+    flush_reach: int = FLUSH_REACH
+    """How many times as far as a take needs a flush retreats."""
+
     about: str = ""
     """What the trace shows, for people."""
 
@@ -52,7 +56,10 @@ class TraceHeader:
             "trace": VERSION,
             "about": self.about,
             "layout": layout_document(self.layout),
-            "settings": {"waits_for_transfers": self.waits_for_transfers},
+            "settings": {
+                "waits_for_transfers": self.waits_for_transfers,
+                "flush_reach": self.flush_reach,
+            },
             "versions": dict(self.versions),
         }
 
@@ -61,12 +68,16 @@ class TraceHeader:
         """What `document` made; raises `TraceError` for another version, and for a layout that is none."""
         if document.get("trace") != VERSION:
             raise TraceError(f"its version is {document.get('trace')!r}, this one reads {VERSION}")
-        waits = document["settings"]["waits_for_transfers"]
+        settings = document["settings"]
+        waits, flush_reach = settings["waits_for_transfers"], settings.get("flush_reach", FLUSH_REACH)
         if not isinstance(waits, bool):
             raise TraceError(f"waits_for_transfers is {waits!r}, not true or false")
+        if not is_whole(flush_reach) or flush_reach < 1:
+            raise TraceError(f"flush_reach is {flush_reach!r}, not a whole number from 1")
         return cls(
             layout=layout_of(document["layout"]),
             waits_for_transfers=waits,
+            flush_reach=flush_reach,
             about=document.get("about", ""),
             versions=document.get("versions", {}),
         )
