@@ -144,6 +144,20 @@ def test_a_state_copy_waits_for_writers_and_not_for_who_only_reads_its_target(
     world.chain.copy_state_slots(source, target)
 
 
+@pytest.mark.requirement("X4", "H1", "T1")
+@pytest.mark.parametrize(
+    ("use", "end"), [(("back up", 0, 0), ("end copy",)), (("send", 0, 0), ("end transfer",))]
+)
+def test_a_forward_leaves_out_a_state_that_a_copy_or_a_peer_reads(use: Action, end: Action) -> None:
+    """It would write what it reads, and nobody writes what they read.
+
+    The search's own scheduler let a forward read it, and once the use was over, six actions deep, copied onto it: for writers alone
+    a copy waits.
+    """
+    sequence = [("take", 3), use, ("launch", 1), ("take", 3), end, ("copy slot", 1, 0)]
+    assert repeat(SHAPES["two-bands"], sequence) is None
+
+
 def fails(shape: str, sequence: Sequence[Action], check: str) -> bool:
     """Whether the same check fails in a sequence, if a correct scheduler may do it at all."""
     world = SmallWorld(Facts(SHAPES[shape]))

@@ -115,14 +115,15 @@ def _launch(world: SmallWorld, writes: int) -> str:
         if use.kind == "load" and use.event is not None:
             device.order_behind(FORWARD, use.event.behind)
     device.order_behind(FORWARD, device.behind(SCHEDULE))
+    # Nobody writes what a copy or a peer reads. A state is written by whoever reads it, so a forward leaves such a state out.
+    finished = {unit for use in world.uses() if use.kind in ("backup", "send") for unit in use.units}
+    left_out |= {(place, unit) for place, unit in finished if not world.facts.bands[place].ratio}
     units = [
         (band.place, virtual)
         for band in world.facts.bands
         for virtual in sorted(world.held[band.place])
         if (band.place, virtual) not in left_out
     ]
-    finished = {unit for use in world.uses() if use.kind in ("backup", "send") for unit in use.units}
-    # A state is written by whoever reads it.
     writes_to = [
         (place, unit)
         for place, unit in units
