@@ -156,6 +156,54 @@ def test_a_window_that_was_retired_past_a_shared_prefix_is_kept_where_the_next_p
     storage.verify_idle()
 
 
+@pytest.mark.requirement("K1", "K8", "K9")
+@pytest.mark.parametrize("at_hand", [3, 1, 0])
+def test_rows_that_come_to_one_checkpoint_take_one_slot_for_it(at_hand: int) -> None:
+    """Without buffers each slot is taken for the tree: what it would not keep evicts nothing, and is no reason to forgo another's."""
+    storage = shared_storage(STATEFUL, 1 << 14, CheckpointStrategy.NO_BUFFER, overlap=False)
+    one, other, known = list(range(5)), list(range(20, 25)), list(range(40, 45))
+    pair = storage.admit([5, 5], [2, 2], prompts=[known, known])
+    assert not isinstance(pair, AdmissionRefusal), str(pair)
+    advanced(storage, recorded(storage, int(pair[0]), 4))
+    storage.release(pair[:1])
+    rows = [int(pair[1]), *(admitted(storage, prompt, 2) for prompt in (one, one, other))]
+    for mark, row in enumerate(rows):
+        state_of(storage, row)[:] = 50 + mark
+    asked, take, left = list[int](), storage._takes.try_slots, at_hand
+
+    def taking(count: int) -> IntArray | None:
+        nonlocal left
+        asked.append(count)
+        if count > left:
+            return None
+        left -= count
+        return take(count)
+
+    storage._takes.try_slots = taking  # type: ignore[method-assign]  # what fixed units would do
+    step = storage.prepare_step(rows, [4] * 4)
+    assert isinstance(step, PreparedStep)
+    storage.launch_forward(step)
+    storage.record_forward(step)
+    advanced(storage, step, 7)
+    new = min(at_hand, 2)
+    assert asked == {3: [2], 1: [2, 1], 0: [2, 1]}[at_hand]
+    assert slots(storage) == (4, 1 + new)
+    sharing = storage.statistics().sharing
+    assert sharing is not None
+    assert sharing.stalled_checkpoints.get("no tracking slot", 0) == {3: 0, 1: 1, 0: 3}[at_hand]
+    # Whoever was served names the tree's pages, and has given its own back.
+    assert sharing.held_units["full"] == 2 * (1 + new)
+    assert storage._sharing is not None
+    assert storage.requests.pages[rows[0], 0] == storage._sharing.tree.match(known).node.pages[0]
+    assert (storage.requests.pages[rows[1], 0] == storage.requests.pages[rows[2], 0]) == (at_hand > 0)
+    if at_hand:
+        assert set(kept_state(storage, one).tolist()) == {51}
+    if at_hand > 1:
+        assert set(kept_state(storage, other).tolist()) == {53}
+    storage.release(rows)
+    storage.verify_idle()
+
+
 @pytest.mark.requirement("K9")
 @pytest.mark.parametrize("state_slots_needed", ["by requests", "by the tree"])
 def test_a_chunk_that_meets_the_grid_finds_a_slot_though_all_are_taken(state_slots_needed: str) -> None:
