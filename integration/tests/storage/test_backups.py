@@ -744,6 +744,52 @@ def test_a_restored_row_whose_first_launch_is_lost_still_has_its_backup() -> Non
     storage.verify_idle()
 
 
+@pytest.mark.requirement("K1", "K2")
+def test_a_restored_row_whose_only_launch_is_lost_has_its_backup_whatever_others_run() -> None:
+    """Their forwards are not its own: what it came from is still whole, and it would otherwise compute everything again."""
+    storage = build()
+    row, other = admitted(storage, 4, 6), admitted(storage, 4, 6)
+    ran(storage, row, 4, chosen=41)
+    ran(storage, other, 4, chosen=51)
+    (backup,) = storage.retract_to_host([row])
+    (again,) = restored(storage, backup)
+    ran(storage, other, 1, chosen=52)
+    step = storage.prepare_step([again], [1])
+    assert isinstance(step, PreparedStep)
+    storage.row_state.advance(storage.launch_forward(step).resolve().rows, 1, torch.tensor([99]))
+    storage.abandon(step, may_have_run=True)
+    ran(storage, other, 1, chosen=53)
+    (same,) = storage.retract_to_host([again])
+    assert same is backup
+    (again,) = restored(storage, same)
+    ran(storage, again, 1, chosen=42)
+    assert row_state(storage, again) == (5, 42, 2)
+    (newer,) = storage.retract_to_host([again])
+    assert newer is not backup
+    assert newer.written_tokens == 5
+
+
+@pytest.mark.requirement("K2")
+def test_a_row_handed_on_answers_with_nobody_elses_backup() -> None:
+    """Its former owner was restored and went before any forward: what that one came from is not what this one comes from."""
+    storage = build()
+    row = admitted(storage, 4, 9)
+    ran(storage, row, 4, chosen=41)
+    (backup,) = storage.retract_to_host([row])
+    (again,) = restored(storage, backup)
+    storage.release([again])
+    newcomer = admitted(storage, 3, 3)
+    assert newcomer == again
+    (found,) = storage.retract_to_host([newcomer])
+    assert found is not backup
+    assert (found.prompt_tokens, found.written_tokens) == (3, 0)
+    (newcomer,) = restored(storage, found)
+    ran(storage, newcomer, 3, chosen=7)
+    assert row_state(storage, newcomer) == (3, 7, 1)
+    storage.release([newcomer])
+    storage.verify_idle()
+
+
 @pytest.mark.requirement("K2")
 def test_a_backup_of_another_storage_is_refused() -> None:
     """Its pages may have other sizes, its bands other bytes; and its copies are ordered by another device's streams."""

@@ -344,6 +344,7 @@ class KVStorage:
             self._sharing.release(rows)
         self._units.release(rows)
         self._admission.release(rows)
+        self._row_resets.over(rows)
         self.requests.close(rows)
 
     def retract(self, rows: npt.ArrayLike) -> None:
