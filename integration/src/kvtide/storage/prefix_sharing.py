@@ -210,7 +210,11 @@ class PrefixSharing:
         slots = self.tracking.due(of_rows, ends[is_due].tolist())
         self._count_slots(rows, self.tracking.counts(of_rows) - before)
         is_kept = slots >= 0
-        self._copy(self._requests.state_slots[rows[is_kept]], slots[is_kept])
+        try:
+            self._copy(self._requests.state_slots[rows[is_kept]], slots[is_kept])
+        except BaseException:
+            self.tracking.forgo(rows[is_kept].tolist())
+            raise
 
     def advance(self, rows: IntArray, chosen: IntArray | None) -> None:
         """Rows have come to their lengths, and their windows have retired; `chosen[i]`: the token behind row `rows[i]`'s, −1 for none."""
@@ -332,10 +336,12 @@ class PrefixSharing:
         slots = self._slots_of_new([(key, row, end) for key, row, end, _ in coming])
         # The first row of each is copied.
         first_rows = {key: row for key, row, _, _ in reversed(coming)}
-        self._copy(
-            self._requests.state_slots[[first_rows[key] for key in slots]],
-            np.array(list(slots.values()), np.int64),
-        )
+        targets = np.array(list(slots.values()), np.int64)
+        try:
+            self._copy(self._requests.state_slots[[first_rows[key] for key in slots]], targets)
+        except BaseException:
+            self._free_slots(targets)
+            raise
         for key, row, end, kept in coming:
             slot = slots.get(key)
             if slot is None:

@@ -78,6 +78,11 @@ class TrackingSlots:
             )
         return slots
 
+    def forgo(self, rows: Sequence[int]) -> None:
+        """Nothing was copied into the slots that were due last: they are on no way to the tree."""
+        for row in rows:
+            self._free[row].append(self._on_their_way[row].pop()[1])
+
     def arrived(self, row: int, length: int) -> int | None:
         """The slot with the state at `length`, whose forward was processed; it is no longer the row's. `None` for a forgone one."""
         waiting = self._on_their_way[row]

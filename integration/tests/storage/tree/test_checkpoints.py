@@ -453,6 +453,45 @@ def test_a_state_of_more_tokens_than_were_told_is_not_handed_over() -> None:
     assert state_given(storage, [0, 1, 2, 3, 9]) == (0, 0)
 
 
+@pytest.mark.requirement("K7", "K8", "K11")
+@pytest.mark.parametrize(
+    ("strategy", "overlap"), STRATEGIES, ids=lambda value: getattr(value, "value", value)
+)
+def test_a_state_whose_copy_failed_is_nobodys_checkpoint(
+    strategy: CheckpointStrategy, overlap: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A scheduler may go on behind the error: the slot holds whatever it held, and would stand for a prefix; it is in the books, and the
+    next checkpoint goes over.
+    """
+    storage = shared_storage(STATEFUL, 1 << 14, strategy, overlap=overlap)
+    row = admitted(storage, list(range(10)), 4)
+    step = storage.prepare_step([row], [4])
+    assert isinstance(step, PreparedStep)
+    storage.launch_forward(step)
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("the device has fallen off the bus")
+
+    copies_when_recorded = strategy is not CheckpointStrategy.NO_BUFFER
+    if not copies_when_recorded:
+        storage.record_forward(step)
+    with monkeypatch.context() as patch:
+        patch.setattr(storage.chain, "copy_state_slots", fail)
+        with pytest.raises(RuntimeError, match="fallen off the bus"):
+            storage.record_forward(step) if copies_when_recorded else advanced(storage, step)
+    if copies_when_recorded:
+        advanced(storage, step)
+    assert slots(storage)[1] == 0
+    state_of(storage, row)[:] = 8
+    advanced(storage, recorded(storage, row, 4))
+    assert slots(storage)[1] == 1
+    assert set(kept_state(storage, list(range(8))).tolist()) == {8}
+    live = {band.name: band.live_units for band in storage.chain.statistics().bands}
+    assert live["state"] == sum(slots(storage))
+    storage.release([row])
+    storage.verify_idle()
+
+
 @pytest.mark.requirement("K1", "K7", "K8")
 @pytest.mark.parametrize("may_have_run", [False, True])
 def test_a_state_behind_an_aborted_launch_is_not_handed_over(may_have_run: bool) -> None:
