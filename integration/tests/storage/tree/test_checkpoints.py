@@ -82,6 +82,7 @@ def test_what_each_strategy_holds_before_while_and_after_a_checkpoint() -> None:
         on_its_way = slots(storage)
         advanced(storage, step)
         held[strategy, overlap] = (at_rest, on_its_way, slots(storage))
+        assert storage.statistics().chain.owed_units == 0, "a whole state is copied onto each"
         storage.release([row])
         storage.verify_idle()
     assert held == {
@@ -153,6 +154,66 @@ def test_a_window_that_was_retired_past_a_shared_prefix_is_kept_where_the_next_p
         storage.release([row])
     assert cached == [0, 0, 6]
     assert chunks == [8, 6, 7]
+    storage.verify_idle()
+
+
+@pytest.mark.requirement("K7", "K9")
+def test_a_row_with_both_checkpoints_on_their_way_takes_no_slot_that_it_was_not_priced_for() -> None:
+    """Two forwards in flight end on the grid: nothing is at hand for a third, which cannot be due before one of them is the tree's."""
+    storage = shared_storage(STATEFUL, 1 << 14, CheckpointStrategy.EXTRA_BUFFER_LAZY, overlap=True)
+    row = admitted(storage, list(range(14)), 4)
+    first, second = recorded(storage, row, 4), recorded(storage, row, 4)
+    assert slots(storage) == (3, 0)
+    advanced(storage, first)
+    third = recorded(storage, row, 4)
+    assert slots(storage) == (3, 1)
+    advanced(storage, second)
+    advanced(storage, third)
+    assert slots(storage) == (2, 3)
+    storage.release([row])
+    storage.verify_idle()
+
+
+@pytest.mark.requirement("K1", "K9")
+def test_each_row_that_gets_no_replacement_is_counted() -> None:
+    """They share one take; whoever tunes an arena reads how many checkpoints are at risk, not how many takes fell short."""
+    storage = shared_storage(STATEFUL, 1 << 14, CheckpointStrategy.EXTRA_BUFFER, overlap=False)
+    rows = [admitted(storage, [mark] * 6, 2) for mark in range(3)]
+    step = storage.prepare_step(rows, [4] * 3)
+    assert isinstance(step, PreparedStep)
+    storage.launch_forward(step)
+    storage.record_forward(step)
+    take, asked = storage._takes.try_slots, list[int]()
+
+    def one_is_left(count: int) -> IntArray | None:
+        asked.append(count)
+        return take(count) if asked == [3, 1] else None
+
+    storage._takes.try_slots = one_is_left  # type: ignore[method-assign]  # what fixed units would do
+    advanced(storage, step)
+    sharing = storage.statistics().sharing
+    assert sharing is not None
+    assert asked == [3, 1, 1]
+    assert dict(sharing.stalled_checkpoints) == {"no replacement slot": 2}
+    assert slots(storage) == (4, 3)
+    storage.release(rows)
+    storage.verify_idle()
+
+
+@pytest.mark.requirement("H1", "K2", "K8")
+def test_rows_that_share_pages_are_backed_up_in_one_call() -> None:
+    """Both copies read the same units of the tree, which are under one use, and it ends for all of them."""
+    storage = shared_storage(STATEFUL, 1 << 14, CheckpointStrategy.EXTRA_BUFFER, overlap=False)
+    first = admitted(storage, list(range(10)), 4)
+    advanced(storage, recorded(storage, first, 8))
+    second = admitted(storage, [*range(8), 50], 4)
+    assert storage.requests.cached_tokens[second] == 8
+    assert (storage.requests.pages[first, :4] == storage.requests.pages[second, :4]).all()
+    backups = storage.retract_to_host([first, second])
+    assert [backup.written_tokens for backup in backups] == [8, 8]
+    rows = storage.restore(backups)
+    assert not isinstance(rows, AdmissionRefusal)
+    storage.release(rows)
     storage.verify_idle()
 
 
