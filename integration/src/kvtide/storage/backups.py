@@ -11,7 +11,8 @@ state; whoever owns them, so pages that are shared are copied too. What counts i
 though the host may not have seen its result: its token comes with the row state. A restored row owns all of its pages, and shares none
 with the prefix tree. Ids are translated when the copy is submitted; from then on it is of those bytes, wherever units move.
 
-Nothing waits on the host, but for memory where none is pinned yet. A backup may be restored before its own copy has finished: the copy stream does one behind the other.
+Nothing waits on the host, but for memory where none is pinned yet. A backup may be restored before its own copy has finished: the copy
+stream does one behind the other.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ the tail of each window that came with its hit, which it would have held had it 
 evictable, what no row accounts for.
 
 Where a model has no state, a hit ends at any page, so prompts go over chunk by chunk; of a stage whose states other stages hold, on their
-grid. With `no_buffer` the state is the running slot's:
-a copy of it goes over behind each chunk that ends a page, and at the end the slot itself.
+grid. With `no_buffer` the state is the running slot's: a copy of it goes over behind each chunk that ends a page, and at the end the slot
+itself.
 """
 
 from __future__ import annotations
