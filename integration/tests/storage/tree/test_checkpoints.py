@@ -200,6 +200,76 @@ def test_each_row_that_gets_no_replacement_is_counted() -> None:
     storage.verify_idle()
 
 
+@pytest.mark.requirement("K8", "K9")
+def test_a_checkpoint_that_is_evicted_for_another_is_served_beside_it() -> None:
+    """One row comes to what the tree has, the other's slot is made room for with just that: nobody forgoes what it was promised."""
+    storage = shared_storage(STATEFUL, 1 << 14, CheckpointStrategy.NO_BUFFER, overlap=False)
+    known, new = list(range(5)), list(range(20, 25))
+    rows = [admitted(storage, known, 2), admitted(storage, known, 2), admitted(storage, new, 2)]
+    advanced(storage, recorded(storage, rows[0], 4))
+    storage.release(rows[:1])
+    for mark, row in enumerate(rows):
+        state_of(storage, row)[:] = 50 + mark
+    take, asked = storage._takes.try_slots, list[int]()
+
+    def evicting(count: int) -> IntArray | None:
+        assert storage._sharing is not None
+        if not asked:
+            storage._sharing.evict_until(lambda units: units["state"] >= 1)
+        asked.append(count)
+        return take(count)
+
+    storage._takes.try_slots = evicting  # type: ignore[method-assign]  # what a full arena would do
+    step = storage.prepare_step(rows[1:], [4, 4])
+    assert isinstance(step, PreparedStep)
+    storage.launch_forward(step)
+    storage.record_forward(step)
+    advanced(storage, step)
+    assert asked == [1, 1]
+    assert set(kept_state(storage, known).tolist()) == {51}
+    assert set(kept_state(storage, new).tolist()) == {52}
+    assert slots(storage) == (2, 2)
+    storage.release(rows[1:])
+    storage.verify_idle()
+
+
+@pytest.mark.requirement("K7", "K9")
+def test_what_one_row_gives_up_another_has_for_its_replacement() -> None:
+    """Of two rows in one step the first has a slot too many, the second none: where nothing is free, they need no other."""
+    storage = shared_storage(STATEFUL, 1 << 14, CheckpointStrategy.EXTRA_BUFFER_LAZY, overlap=True)
+    known = list(range(6))
+    rows = [admitted(storage, known, 2), admitted(storage, known, 2), admitted(storage, [9] * 6, 2)]
+    advanced(storage, recorded(storage, rows[0], 4))
+    take, free, left = storage._takes.try_slots, storage.chain.free_state_slots, 1
+
+    def taking(count: int) -> IntArray | None:
+        nonlocal left
+        if count > left:
+            return None
+        left -= count
+        return take(count)
+
+    def freeing(slots: IntArray) -> None:
+        nonlocal left
+        left += len(slots)
+        free(slots)
+
+    storage._takes.try_slots = taking  # type: ignore[method-assign]  # what fixed units would do
+    storage.chain.free_state_slots = freeing  # type: ignore[method-assign]
+    step = storage.prepare_step(rows[1:], [4, 4])
+    assert isinstance(step, PreparedStep)
+    storage.launch_forward(step)
+    storage.record_forward(step)
+    assert left == 0, "the first row has a second one"
+    advanced(storage, step)
+    sharing = storage.statistics().sharing
+    assert sharing is not None
+    assert not any(sharing.stalled_checkpoints.values())
+    assert slots(storage) == (6, 2)
+    storage.release(rows)
+    storage.verify_idle()
+
+
 @pytest.mark.requirement("H1", "K2", "K8")
 def test_rows_that_share_pages_are_backed_up_in_one_call() -> None:
     """Both copies read the same units of the tree, which are under one use, and it ends for all of them."""
