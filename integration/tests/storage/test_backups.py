@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import attrs
@@ -14,7 +15,7 @@ from structlog.testing import capture_logs
 
 from kvtide.arena import SCRATCH_BYTES, CPUDevice, HostMemory
 from kvtide.chain import Taken
-from kvtide.device import IntArray, Stream, UnitGrid
+from kvtide.device import Event, IntArray, Stream, UnitGrid
 from kvtide.engine.modelled_device import ModelledTensorDevice
 from kvtide.plan import KVStoragePlan
 from kvtide.sizing import CheckpointStrategy, ChunkReads, DemandPurpose, ServingPolicy, SizingError
@@ -744,6 +745,52 @@ def test_a_restored_row_whose_first_launch_is_lost_still_has_its_backup() -> Non
     storage.verify_idle()
 
 
+@pytest.mark.requirement("K1", "K2")
+def test_a_restored_row_whose_only_launch_is_lost_has_its_backup_whatever_others_run() -> None:
+    """Their forwards are not its own: what it came from is still whole, and it would otherwise compute everything again."""
+    storage = build()
+    row, other = admitted(storage, 4, 6), admitted(storage, 4, 6)
+    ran(storage, row, 4, chosen=41)
+    ran(storage, other, 4, chosen=51)
+    (backup,) = storage.retract_to_host([row])
+    (again,) = restored(storage, backup)
+    ran(storage, other, 1, chosen=52)
+    step = storage.prepare_step([again], [1])
+    assert isinstance(step, PreparedStep)
+    storage.row_state.advance(storage.launch_forward(step).resolve().rows, 1, torch.tensor([99]))
+    storage.abandon(step, may_have_run=True)
+    ran(storage, other, 1, chosen=53)
+    (same,) = storage.retract_to_host([again])
+    assert same is backup
+    (again,) = restored(storage, same)
+    ran(storage, again, 1, chosen=42)
+    assert row_state(storage, again) == (5, 42, 2)
+    (newer,) = storage.retract_to_host([again])
+    assert newer is not backup
+    assert newer.written_tokens == 5
+
+
+@pytest.mark.requirement("K2")
+def test_a_row_handed_on_answers_with_nobody_elses_backup() -> None:
+    """Its former owner was restored and went before any forward: what that one came from is not what this one comes from."""
+    storage = build()
+    row = admitted(storage, 4, 9)
+    ran(storage, row, 4, chosen=41)
+    (backup,) = storage.retract_to_host([row])
+    (again,) = restored(storage, backup)
+    storage.release([again])
+    newcomer = admitted(storage, 3, 3)
+    assert newcomer == again
+    (found,) = storage.retract_to_host([newcomer])
+    assert found is not backup
+    assert (found.prompt_tokens, found.written_tokens) == (3, 0)
+    (newcomer,) = restored(storage, found)
+    ran(storage, newcomer, 3, chosen=7)
+    assert row_state(storage, newcomer) == (3, 7, 1)
+    storage.release([newcomer])
+    storage.verify_idle()
+
+
 @pytest.mark.requirement("K2")
 def test_a_backup_of_another_storage_is_refused() -> None:
     """Its pages may have other sizes, its bands other bytes; and its copies are ordered by another device's streams."""
@@ -820,6 +867,90 @@ def test_a_copy_that_fails_leaves_nothing_held_and_nothing_lost(fails_at: int) -
     next_reads(storage, toy, again, 1, 1)
     storage.release([again])
     storage.verify_idle()
+
+
+class DyingDevice(ModelledTensorDevice):
+    """Fails at the n-th event that it is asked for, and if it dies then, at all behind it."""
+
+    fails_at: int | None = None
+    dies = False
+
+    def record_event(self, stream: Stream) -> Event:
+        if self.fails_at is not None:
+            self.fails_at -= 1
+            if self.fails_at == -1 or (self.dies and self.fails_at < 0):
+                raise RuntimeError("the device has fallen off the bus")
+        return super().record_event(stream)
+
+
+@pytest.mark.requirement("K2", "K11", "H1", "H2")
+@pytest.mark.parametrize("has_units", [True, False])
+@pytest.mark.parametrize("dies", [False, True])
+def test_whatever_event_fails_nothing_is_held_and_nothing_lost(dies: bool, has_units: bool) -> None:
+    """One that stands behind all the copies, or in the device's last breath: rows, promises and units are as they were, so that the call
+    can be made again.
+    """
+    plan = plan_of(windows=(5,), full=True, state=has_units, page_tokens=2)
+    storage = build(policy=OVERLAP, make_device=DyingDevice, plan=plan)
+    device = storage.device
+    assert isinstance(device, DyingDevice)
+    rows = [admitted(storage, 4, 9), admitted(storage, 4, 5)]
+    # Without one, a request without states has nothing but its row state.
+    for row in rows if has_units else ():
+        done(storage, in_flight(storage, row, 4, chosen=41))
+
+    def books() -> object:
+        found, live = storage.statistics(), storage.requests.live_rows().tolist()
+        chain = found.chain.live_bytes, found.chain.owed_units
+        # Where nothing runs, a call ends what copies there are, whatever becomes of it.
+        copied = attrs.evolve(found.backups, copies_in_flight=0)
+        return live, chain, found.admitted_at_peak, storage.resident_now(), copied
+
+    def first_success(call: Callable[[], Any]) -> tuple[int, Any]:
+        for fails_at in range(9):
+            before = books()
+            device.fails_at, device.dies = fails_at, dies
+            try:
+                answer = call()
+            except RuntimeError as error:
+                assert "fallen off the bus" in str(error)  # noqa: PT017  # whether it raises is what is asked
+                assert books() == before
+            else:
+                return fails_at, answer
+            finally:
+                device.fails_at = None
+        raise AssertionError("it never succeeds")
+
+    failures, backups = first_success(lambda: storage.retract_to_host(rows))
+    assert failures == 3, "of both streams, and behind the copies"
+    failures, again = first_success(lambda: storage.restore(backups))
+    assert failures >= 3
+    assert again.tolist() == sorted(rows)
+    assert dies or device.model.races == ()
+    count = 1 if has_units else 4
+    for row in again.tolist():
+        done(storage, in_flight(storage, row, count, chosen=42))
+        assert row_state(storage, row) == ((5, 42, 2) if has_units else (4, 42, 1))
+    storage.release(again)
+    storage.verify_idle()
+
+
+@pytest.mark.requirement("K2")
+def test_a_scheduler_may_do_with_rows_and_backups_what_it_likes() -> None:
+    """They are copied before the device comes to them: sorting the one and emptying the other swaps no two requests' tokens."""
+    storage, device = modelled()
+    rows = [admitted(storage, 4, 9), admitted(storage, 4, 9)]
+    for row, chosen in zip(rows, (11, 22), strict=True):
+        done(storage, in_flight(storage, row, 4, chosen=chosen))
+    backups = list(storage.retract_to_host(rows))
+    again = storage.restore(backups)
+    assert not isinstance(again, AdmissionRefusal)
+    first, second = again.tolist()
+    again[:] = again[::-1].copy()
+    backups.clear()
+    device.wait_on_host(device.record_event(device.copy_stream))
+    assert row_state(storage, first) == (4, 11, 1)
+    assert row_state(storage, second) == (4, 22, 1)
 
 
 @pytest.mark.requirement("H1", "H2", "V2")

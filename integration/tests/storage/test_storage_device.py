@@ -180,6 +180,27 @@ def test_an_id_outside_its_table_is_masked_counted_and_told_at_idle() -> None:
     assert [each["invariant"] for each in logs] == ["storage.translated_ids"]
 
 
+@pytest.mark.requirement("A6")
+def test_a_state_slot_outside_its_table_is_masked_counted_and_told_at_idle() -> None:
+    """A row's state would be read from, and written to, another's."""
+    storage = build(check_level=CheckLevel.STRICT)
+    rows = storage.admit([5], [3])
+    assert not isinstance(rows, AdmissionRefusal)
+    step = storage.prepare_step(rows, [5])
+    assert isinstance(step, PreparedStep)
+    unresolved = storage.launch_forward(step)
+    unresolved.state_slots[0] = 10**6
+    ids = unresolved.resolve()
+    assert ids.state_slots is not None
+    assert ids.state_slots.slots.tolist() == [-1]
+    storage.record_forward(step)
+    storage.forward_processed(step)
+    storage.advance(step)
+    storage.release(rows)
+    with pytest.raises(InvariantError, match="1 ids of forwards lay outside their tables"):
+        storage.verify_idle()
+
+
 @pytest.mark.requirement("S1")
 def test_a_device_that_holds_more_than_the_budget_has_for_it_is_refused() -> None:
     """The arena fills the budget to the last byte: what a device takes beside it would not be there."""

@@ -157,7 +157,7 @@ def reset_at_once(admit: Function) -> Function:
 
     def admit_and_reset(storage: KVStorage, *args: Any) -> Any:
         rows = admit(storage, *args)
-        resets = torch.from_numpy(storage._row_resets.take().resets)
+        resets = torch.from_numpy(storage._row_resets.take(np.empty(0, np.int64)).resets)
         storage.row_state.reset(resets, torch.zeros_like(resets))
         return rows
 
@@ -166,7 +166,7 @@ def reset_at_once(admit: Function) -> Function:
 
 def take_and_keep(_: Function) -> Function:
     """Rows stay marked, and every forward resets them."""
-    return lambda resets: RowBeginnings(np.flatnonzero(resets._marked), {})
+    return lambda resets, _: RowBeginnings(np.flatnonzero(resets._marked), {})
 
 
 def copy_unrecorded(_: Function) -> Function:

@@ -104,6 +104,8 @@ WRONG: dict[str, Callable[[int], object]] = {
     "a float that is whole": float,
     "NaN": lambda value: float("nan"),
     "a bool": bool,
+    "a bool of NumPy": np.bool_,
+    "a bool of torch": lambda value: torch.tensor(bool(value)),
     "text": str,
     "an object": lambda value: object(),
     "a complex number": complex,
@@ -173,6 +175,14 @@ def test_a_ragged_list_is_named_too() -> None:
         Served().advanced().release([[0], [1, 2]])  # type: ignore[list-item]  # as one would
     with pytest.raises(StorageError, match=r"^rows must fit in 64 bits"):
         Served().advanced().release(np.array([2**63], np.uint64))
+
+
+@pytest.mark.requirement("K1")
+@pytest.mark.parametrize("slip", [True, np.True_])
+def test_a_bool_among_numbers_is_none(slip: object) -> None:
+    """By itself it is refused: NumPy would make a 1 of it here."""
+    with pytest.raises(StorageError, match=r"^rows must be a list or array of whole numbers, found \["):
+        Served().advanced().release([0, slip])  # type: ignore[list-item]  # as one would
 
 
 @pytest.mark.requirement("K6")

@@ -8,8 +8,9 @@ Requests are admitted with promises that the chain can keep (`kvtide.storage.pro
 3. it does not fit, and requests in service, a forward or a host copy in flight will free something: it waits;
 4. nothing will: admitted with the longest chunks under which it fits now, or, if it fits with none, turned away.
 
-Requests that begin and requests that come back from backups are judged alike (`kvtide.storage.asked`). So requests do not shrink their chunks because others are there for a moment, and nothing waits while nothing will free. Requests that
-are asked for together are judged together, and turned away only by name: see `AdmissionRefusal`.
+So requests do not shrink their chunks because others are there for a moment, and nothing waits while nothing will free. Requests that
+are asked for together are judged together, and turned away only by name: see `AdmissionRefusal`. Those that begin and those that come
+back from backups are judged alike (`kvtide.storage.asked`).
 """
 
 from __future__ import annotations
@@ -181,11 +182,9 @@ class ChainPrefillBudget:
 
     def _judge(self, asked: Asked) -> Promise | AdmissionRefusal:
         """The verdict on requests that are asked for together: the ladder of the module's docstring, rung by rung."""
-        count, everything, least = (
-            len(asked.outputs),
-            slice(len(asked.outputs)),
-            self._sized.least_chunk_tokens,
-        )
+        count = len(asked.outputs)
+        everything = slice(count)
+        least = self._sized.least_chunk_tokens
         if asked.longest_chunk is None:
             return self._refuse_some(asked, asked.fits_alone, asked.never)
         waits_for = self._waits_for()

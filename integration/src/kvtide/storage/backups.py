@@ -11,7 +11,8 @@ state; whoever owns them, so pages that are shared are copied too. What counts i
 though the host may not have seen its result: its token comes with the row state. A restored row owns all of its pages, and shares none
 with the prefix tree. Ids are translated when the copy is submitted; from then on it is of those bytes, wherever units move.
 
-Nothing waits on the host, but for memory where none is pinned yet. A backup may be restored before its own copy has finished: the copy stream does one behind the other.
+Nothing waits on the host, but for memory where none is pinned yet. A backup may be restored before its own copy has finished: the copy
+stream does one behind the other.
 """
 
 from __future__ import annotations
@@ -181,10 +182,10 @@ class Backups:
                         self._device.copy_to_host(
                             self._device.copy_stream, grid, physical, backup.memory, first_byte
                         )
+                self._copies.begin(f"backup of rows {list(planned)}", Access.READ, _together(units.values()))
             except BaseException:
                 self._copies.give_up()
                 raise
-            self._copies.begin(f"backup of rows {list(planned)}", Access.READ, _together(units.values()))
         self._backed_up += len(rows)
         copied = sum(backup.byte_count for backup in planned.values())
         self._bytes_out += copied
@@ -290,11 +291,18 @@ class Backups:
                     self._device.copy_from_host(
                         self._device.copy_stream, part.backup.memory, first_byte, grid, physical
                     )
-            self._device.queue_work(self._device.copy_stream, lambda: self._restore_row_states(rows, backups))
+            # The caller may change the array that it is given, and the list that it gave, before this runs.
+            kept = [(row, part.backup.row_state) for row, part in zip(rows.tolist(), parts, strict=True)]
+            self._device.queue_work(self._device.copy_stream, lambda: self._restore_row_states(kept))
+            self._copies.begin(
+                f"restoring of rows {rows.tolist()}", Access.WRITE, _together(part.units for part in parts)
+            )
         except BaseException:
-            self._copies.give_up()
-            self._free(parts)
-            self._requests.close(rows)
+            try:
+                self._copies.give_up()
+            finally:
+                self._free(parts)
+                self._requests.close(rows)
             raise
         self._begin(rows, parts, promise)
         copied = sum(backup.byte_count for backup in backups)
@@ -347,21 +355,18 @@ class Backups:
             has_checkpoints=False,
         )
 
-    def _restore_row_states(self, rows: IntArray, backups: Sequence[RowBackup]) -> None:
-        for row, backup in zip(rows.tolist(), backups, strict=True):
-            self._row_state.restore(row, backup.row_state)
+    def _restore_row_states(self, kept: Sequence[tuple[int, torch.Tensor]]) -> None:
+        for row, values in kept:
+            self._row_state.restore(row, values)
 
     def _begin(self, rows: IntArray, parts: Sequence[_Part], promise: Promise) -> None:
-        """Let rows hold these parts. It cannot fail."""
+        """Let rows hold these parts. It asks nothing of the device, and cannot fail."""
         self._requests.checkpoint_lengths[rows] = [part.backup.checkpoint_length for part in parts]
         self._admission.promise(rows, promise)
         self._units.begin(rows, slots_each=1)
         for row, part in zip(rows.tolist(), parts, strict=True):
             self._units.restore(row, part.backup.pages, part.backup.minted, part.virtual)
             self._row_resets.restore(row, part.backup)
-        self._copies.begin(
-            f"restoring of rows {rows.tolist()}", Access.WRITE, _together(part.units for part in parts)
-        )
 
     def _free(self, parts: Sequence[_Part]) -> None:
         """What was taken for rows that come to nothing: a virtual page returns with its last holder."""

@@ -6,7 +6,7 @@ let go      windows move on ── tree.advance ── what the row is charged �
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -71,17 +71,22 @@ class HandedPages:
         for (row, length), firsts in zip(due, kept.T.tolist(), strict=True):
             yield row, length // self._page_tokens, firsts
 
+    def checkpoint(self, row: int, end: int) -> tuple[Hashable, int] | None:
+        """Where a state at page `end` of the row would be kept, as `PrefixTree.checkpoint`; `None` where it would not be handed over."""
+        if not self._is_known(row, end):
+            return None
+        first = int(self._rows.ends[row]) * self._page_tokens
+        return self._tree.checkpoint(
+            self._rows.locks[row], self._rows.tokens(row, first, end * self._page_tokens)
+        )
+
     def hand_over(self, row: int, end: int, kept: Sequence[int], state: int = NO_STATE) -> bool:
         """Give the tree the row's pages up to `end`, and its state there; whether it took the state. `kept` of windows as `ends` says.
 
         Nothing where there is nothing new, or the scheduler has not said which tokens they hold.
         """
         first = int(self._rows.ends[row])
-        if (
-            end < first
-            or (end == first and state == NO_STATE)
-            or end * self._page_tokens > self._rows.known[row]
-        ):
+        if not self._is_known(row, end) or (end == first and state == NO_STATE):
             return False
         page_tokens = self._page_tokens
         inserted = self._tree.insert(
@@ -119,6 +124,10 @@ class HandedPages:
                 self._chain.free_state_slots(virtual)
             else:
                 self._chain.free_pages(name, virtual)
+
+    def _is_known(self, row: int, end: int) -> bool:
+        """Whether a row has something at page `end` that it may hand over: not before what went over, and told by the scheduler."""
+        return bool(self._rows.ends[row] <= end and end * self._page_tokens <= self._rows.known[row])
 
     def _carry_out(self, row: int, first: int, inserted: Inserted) -> None:
         for name, (sources, targets) in inserted.rehomed.items():

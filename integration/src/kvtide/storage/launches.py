@@ -64,7 +64,7 @@ class Launches:
         check_launch(self._requests, step)
         step.launch = self._steps.forward_launched()
         step.state = StepState.LAUNCHED
-        step.beginnings = self._row_resets.take()
+        step.beginnings = self._row_resets.take(step.rows)
         self.count += 1
         device, requests = self._device, self._requests
         device.upload(device.schedule_stream)

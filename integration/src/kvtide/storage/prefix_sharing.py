@@ -10,8 +10,8 @@ the tail of each window that came with its hit, which it would have held had it 
 evictable, what no row accounts for.
 
 Where a model has no state, a hit ends at any page, so prompts go over chunk by chunk; of a stage whose states other stages hold, on their
-grid. With `no_buffer` the state is the running slot's:
-a copy of it goes over behind each chunk that ends a page, and at the end the slot itself.
+grid. With `no_buffer` the state is the running slot's: a copy of it goes over behind each chunk that ends a page, and at the end the slot
+itself.
 """
 
 from __future__ import annotations
@@ -210,7 +210,11 @@ class PrefixSharing:
         slots = self.tracking.due(of_rows, ends[is_due].tolist())
         self._count_slots(rows, self.tracking.counts(of_rows) - before)
         is_kept = slots >= 0
-        self._copy(self._requests.state_slots[rows[is_kept]], slots[is_kept])
+        try:
+            self._copy(self._requests.state_slots[rows[is_kept]], slots[is_kept])
+        except BaseException:
+            self.tracking.forgo(rows[is_kept].tolist())
+            raise
 
     def advance(self, rows: IntArray, chosen: IntArray | None) -> None:
         """Rows have come to their lengths, and their windows have retired; `chosen[i]`: the token behind row `rows[i]`'s, −1 for none."""
@@ -320,18 +324,50 @@ class PrefixSharing:
         self._count_slots(np.array(arrived), self.tracking.counts(arrived) - before)
 
     def _hand_over_copies(self, due: Sequence[tuple[int, int]]) -> None:
-        """Of running states, for requests that go on; what finds no slot is forgone."""
-        slots = self._takes.try_most_slots(len(due))
-        if len(slots) < len(due):
-            self.tracking.stalls[NO_TRACKING_SLOT] += len(due) - len(slots)
-        served = due[: len(slots)]
-        self._copy(self._requests.state_slots[[row for row, _ in served]], slots)
-        unused = [
-            slot
-            for (row, end, kept), slot in zip(self._pages.ends(served), slots.tolist(), strict=True)
-            if not self._pages.hand_over(row, end, kept, slot)
+        """Of running states, for requests that go on: one copy for each checkpoint that the tree has not, however many rows come to it.
+
+        What finds no slot is forgone.
+        """
+        coming = [
+            (found[0], row, end, kept)
+            for row, end, kept in self._pages.ends(due)
+            if (found := self._pages.checkpoint(row, end)) is not None
         ]
-        self._free_slots(np.array(unused, np.int64))
+        slots = self._slots_of_new([(key, row, end) for key, row, end, _ in coming])
+        # The first row of each is copied.
+        first_rows = {key: row for key, row, _, _ in reversed(coming)}
+        targets = np.array(list(slots.values()), np.int64)
+        try:
+            self._copy(self._requests.state_slots[[first_rows[key] for key in slots]], targets)
+        except BaseException:
+            self._free_slots(targets)
+            raise
+        for key, row, end, kept in coming:
+            slot = slots.get(key)
+            if slot is None:
+                slot = self._state_at(row, end)
+            if slot == NO_STATE:
+                self.tracking.stalls[NO_TRACKING_SLOT] += 1
+                continue
+            took = self._pages.hand_over(row, end, kept, slot)
+            assert took == (key in slots and first_rows[key] == row), "the tree has it by now, or has not"
+
+    def _slots_of_new(self, wanted: Sequence[tuple[Hashable, int, int]]) -> dict[Hashable, int]:
+        """Slots for those of `wanted`, each a checkpoint's key, a row and its page, that the tree has not; in order, as far as there are any."""
+        slots: dict[Hashable, int] = {}
+        while missing := {
+            key: None for key, row, end in wanted if key not in slots and self._state_at(row, end) == NO_STATE
+        }:
+            taken = self._takes.try_most_slots(len(missing)).tolist()
+            slots |= zip(list(missing)[: len(taken)], taken, strict=True)
+            if len(taken) < len(missing):
+                break
+            # To make room for these, one may have been evicted that the tree had: then that is wanted too.
+        return slots
+
+    def _state_at(self, row: int, end: int) -> int:
+        found = self._pages.checkpoint(row, end)
+        return NO_STATE if found is None else found[1]
 
     def _count_slots(self, rows: int | IntArray, changes: int | IntArray) -> None:
         if self._state_place is not None:

@@ -68,17 +68,19 @@ def begin_values(length: int, kept: torch.Tensor) -> None:
 
 
 class RowBeginnings(NamedTuple):
-    """Rows that were handed out before a forward, and no earlier one has had."""
+    """What one forward is the first to have."""
 
     resets: IntArray
-    """Those that begin anew: it resets them."""
+    """Rows, its own or others, that begin anew: it resets them."""
 
     restored: Mapping[int, object]
-    """Those that go on, and what they came from."""
+    """Of its own rows those that go on, and what they came from."""
 
 
 class RowResets:
-    """Rows handed out since the last launch, whose device state is another request's. One owner: the storage."""
+    """Rows whose device state is not their request's yet: another's, until a forward has reset it; or that of a backup, until a
+    forward of the row goes on from it. One owner: the storage.
+    """
 
     def __init__(self, row_count: int) -> None:
         """None."""
@@ -88,8 +90,6 @@ class RowResets:
     def mark(self, rows: IntArray) -> None:
         """Have `rows` reset by the next forward."""
         self._marked[rows] = True
-        for row in rows.tolist() if self._restored else ():
-            self._restored.pop(row, None)
 
     def restore(self, row: int, kept: object) -> None:
         """Have the next forward go on in `row`, which came from `kept`: it is not reset."""
@@ -101,15 +101,24 @@ class RowResets:
         return bool(self._marked[row])
 
     def kept(self, row: int) -> object | None:
-        """What a row came from that no forward has had since; `None` for any other."""
+        """What a row came from of which no forward has been launched since; `None` for any other."""
         return self._restored.get(row)
 
-    def take(self) -> RowBeginnings:
-        """What the forward being launched does; it has it now."""
-        rows = np.flatnonzero(self._marked)
-        self._marked[rows] = False
-        restored, self._restored = self._restored, {}
-        return RowBeginnings(rows, restored)
+    def over(self, rows: IntArray) -> None:
+        """Keep no longer what `rows` came from: whoever has them next came from something else."""
+        for row in rows.tolist() if self._restored else ():
+            self._restored.pop(row, None)
+
+    def take(self, rows: IntArray) -> RowBeginnings:
+        """What the forward of `rows` does that is being launched; it has it now."""
+        resets = np.flatnonzero(self._marked)
+        self._marked[resets] = False
+        restored = {
+            row: self._restored.pop(row)
+            for row in (rows.tolist() if self._restored else ())
+            if row in self._restored
+        }
+        return RowBeginnings(resets, restored)
 
     def give_back(self, beginnings: RowBeginnings) -> None:
         """The forward will not run: the next one does it."""

@@ -213,11 +213,11 @@ class KVStorage:
         """Hold pages for `counts[i]` more tokens of row `rows[i]`; the step of one forward over these rows.
 
         The forward of a row's last step may still run, where the policy overlaps: its tokens count as written. Refused, as errors, are
-        rows that are not in use, have more steps open or one that is not recorded, or have lost their state (`abandon`), counts that are not positive or longer than a row's
-        chunk limit, a chunk that ends off the grid of checkpoints within a prompt, several tokens at once past the prompt, and more
-        tokens than a row was admitted for. Refused, as values, with nothing taken: a further share of output (`PromiseRefusal`, under
-        `Overcommit` only);
-        a take that fixed units or transfers are in the way of (`TakeRefusal`; a share that was promised for it stays promised).
+        rows that are not in use, have more steps open or one that is not recorded, or have lost their state (`abandon`), counts that are
+        not positive or longer than a row's chunk limit, a chunk that ends off the grid of checkpoints within a prompt, several tokens at
+        once past the prompt, and more tokens than a row was admitted for. Refused, as values, with nothing taken: a further share of
+        output (`PromiseRefusal`, under `Overcommit` only); a take that fixed units or transfers are in the way of (`TakeRefusal`; a share
+        that was promised for it stays promised).
         """
         rows, counts = whole_numbers("rows", rows), whole_numbers("counts", counts)
         self._steps.check_pages_may_change("a step")
@@ -344,6 +344,7 @@ class KVStorage:
             self._sharing.release(rows)
         self._units.release(rows)
         self._admission.release(rows)
+        self._row_resets.over(rows)
         self.requests.close(rows)
 
     def retract(self, rows: npt.ArrayLike) -> None:

@@ -17,8 +17,8 @@ and the windows retire as if one did. It is never waited for, so a row holds no 
 A row copies onto its slots again and again, so they are its own: nobody fixes one or sends from it. A slot on its way goes back to its
 row where the tree keeps a checkpoint there already, so it too is nobody else's before the tree has it.
 
-Whatever is written there is a whole state, so no slot is zeroed; and all rows of a step are served with one take (row K1). Where that is not to
-be had whole, rows are served in order as far as it goes.
+Whatever is written there is a whole state, so no slot is zeroed; and all rows of a step are served with one take (row K1). Where that
+is not to be had whole, rows are served in order as far as it goes.
 """
 
 from __future__ import annotations
@@ -78,6 +78,11 @@ class TrackingSlots:
             )
         return slots
 
+    def forgo(self, rows: Sequence[int]) -> None:
+        """Nothing was copied into the slots that were due last: they are on no way to the tree."""
+        for row in rows:
+            self._free[row].append(self._on_their_way[row].pop()[1])
+
     def arrived(self, row: int, length: int) -> int | None:
         """The slot with the state at `length`, whose forward was processed; it is no longer the row's. `None` for a forgone one."""
         waiting = self._on_their_way[row]
@@ -125,5 +130,6 @@ class TrackingSlots:
     def _take(self, rows: Sequence[int]) -> None:
         """One slot more for each of `rows`, as far as they are priced and can be had."""
         wanting = [row for row in rows if self._is_priced(row)]
+        # Fewer slots than rows are an answer too: the last rows go without.
         for row, slot in zip(wanting, self._takes.try_most_slots(len(wanting)).tolist(), strict=False):
             self._free[row].append(slot)

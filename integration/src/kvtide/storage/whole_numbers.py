@@ -7,15 +7,18 @@ from typing import SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from kvtide.device import IntArray
 from kvtide.storage.errors import StorageError
 
+_BOOLS = {bool, np.bool_}
+
 
 def whole_number(name: str, value: SupportsIndex) -> int:
     """`value` as an int; raises `StorageError` for anything but a whole number."""
-    # A bool counts as a number in Python, and as a slip here.
-    if not isinstance(value, bool | np.bool_):
+    # A bool counts as a number in Python and torch, and as a slip here.
+    if not isinstance(value, bool) and getattr(value, "dtype", None) != torch.bool:
         try:
             return operator.index(value)
         except TypeError:
@@ -32,7 +35,9 @@ def whole_numbers(name: str, values: npt.ArrayLike) -> IntArray:
         array = np.asarray(values)
     except (TypeError, ValueError, RuntimeError) as error:
         raise StorageError(f"{name} must be a list or array of whole numbers: {error}") from error
-    if array.ndim > 1 or (array.size and array.dtype.kind not in "iu"):
+    # Among numbers NumPy counts a bool as one too.
+    has_bools = isinstance(values, list | tuple) and not _BOOLS.isdisjoint(map(type, values))
+    if has_bools or array.ndim > 1 or (array.size and array.dtype.kind not in "iu"):
         raise StorageError(f"{name} must be a list or array of whole numbers, found {values!r}")
     if array.size and (array.max() > np.iinfo(np.int64).max):
         raise StorageError(f"{name} must fit in 64 bits, found {values!r}")

@@ -82,6 +82,7 @@ def test_what_each_strategy_holds_before_while_and_after_a_checkpoint() -> None:
         on_its_way = slots(storage)
         advanced(storage, step)
         held[strategy, overlap] = (at_rest, on_its_way, slots(storage))
+        assert storage.statistics().chain.owed_units == 0, "a whole state is copied onto each"
         storage.release([row])
         storage.verify_idle()
     assert held == {
@@ -153,6 +154,184 @@ def test_a_window_that_was_retired_past_a_shared_prefix_is_kept_where_the_next_p
         storage.release([row])
     assert cached == [0, 0, 6]
     assert chunks == [8, 6, 7]
+    storage.verify_idle()
+
+
+@pytest.mark.requirement("K7", "K9")
+def test_a_row_with_both_checkpoints_on_their_way_takes_no_slot_that_it_was_not_priced_for() -> None:
+    """Two forwards in flight end on the grid: nothing is at hand for a third, which cannot be due before one of them is the tree's."""
+    storage = shared_storage(STATEFUL, 1 << 14, CheckpointStrategy.EXTRA_BUFFER_LAZY, overlap=True)
+    row = admitted(storage, list(range(14)), 4)
+    first, second = recorded(storage, row, 4), recorded(storage, row, 4)
+    assert slots(storage) == (3, 0)
+    advanced(storage, first)
+    third = recorded(storage, row, 4)
+    assert slots(storage) == (3, 1)
+    advanced(storage, second)
+    advanced(storage, third)
+    assert slots(storage) == (2, 3)
+    storage.release([row])
+    storage.verify_idle()
+
+
+@pytest.mark.requirement("K1", "K9")
+def test_each_row_that_gets_no_replacement_is_counted() -> None:
+    """They share one take; whoever tunes an arena reads how many checkpoints are at risk, not how many takes fell short."""
+    storage = shared_storage(STATEFUL, 1 << 14, CheckpointStrategy.EXTRA_BUFFER, overlap=False)
+    rows = [admitted(storage, [mark] * 6, 2) for mark in range(3)]
+    step = storage.prepare_step(rows, [4] * 3)
+    assert isinstance(step, PreparedStep)
+    storage.launch_forward(step)
+    storage.record_forward(step)
+    take, asked = storage._takes.try_slots, list[int]()
+
+    def one_is_left(count: int) -> IntArray | None:
+        asked.append(count)
+        return take(count) if asked == [3, 1] else None
+
+    storage._takes.try_slots = one_is_left  # type: ignore[method-assign]  # what fixed units would do
+    advanced(storage, step)
+    sharing = storage.statistics().sharing
+    assert sharing is not None
+    assert asked == [3, 1, 1]
+    assert dict(sharing.stalled_checkpoints) == {"no replacement slot": 2}
+    assert slots(storage) == (4, 3)
+    storage.release(rows)
+    storage.verify_idle()
+
+
+@pytest.mark.requirement("K8", "K9")
+def test_a_checkpoint_that_is_evicted_for_another_is_served_beside_it() -> None:
+    """One row comes to what the tree has, the other's slot is made room for with just that: nobody forgoes what it was promised."""
+    storage = shared_storage(STATEFUL, 1 << 14, CheckpointStrategy.NO_BUFFER, overlap=False)
+    known, new = list(range(5)), list(range(20, 25))
+    rows = [admitted(storage, known, 2), admitted(storage, known, 2), admitted(storage, new, 2)]
+    advanced(storage, recorded(storage, rows[0], 4))
+    storage.release(rows[:1])
+    for mark, row in enumerate(rows):
+        state_of(storage, row)[:] = 50 + mark
+    take, asked = storage._takes.try_slots, list[int]()
+
+    def evicting(count: int) -> IntArray | None:
+        assert storage._sharing is not None
+        if not asked:
+            storage._sharing.evict_until(lambda units: units["state"] >= 1)
+        asked.append(count)
+        return take(count)
+
+    storage._takes.try_slots = evicting  # type: ignore[method-assign]  # what a full arena would do
+    step = storage.prepare_step(rows[1:], [4, 4])
+    assert isinstance(step, PreparedStep)
+    storage.launch_forward(step)
+    storage.record_forward(step)
+    advanced(storage, step)
+    assert asked == [1, 1]
+    assert set(kept_state(storage, known).tolist()) == {51}
+    assert set(kept_state(storage, new).tolist()) == {52}
+    assert slots(storage) == (2, 2)
+    storage.release(rows[1:])
+    storage.verify_idle()
+
+
+@pytest.mark.requirement("K7", "K9")
+def test_what_one_row_gives_up_another_has_for_its_replacement() -> None:
+    """Of two rows in one step the first has a slot too many, the second none: where nothing is free, they need no other."""
+    storage = shared_storage(STATEFUL, 1 << 14, CheckpointStrategy.EXTRA_BUFFER_LAZY, overlap=True)
+    known = list(range(6))
+    rows = [admitted(storage, known, 2), admitted(storage, known, 2), admitted(storage, [9] * 6, 2)]
+    advanced(storage, recorded(storage, rows[0], 4))
+    take, free, left = storage._takes.try_slots, storage.chain.free_state_slots, 1
+
+    def taking(count: int) -> IntArray | None:
+        nonlocal left
+        if count > left:
+            return None
+        left -= count
+        return take(count)
+
+    def freeing(slots: IntArray) -> None:
+        nonlocal left
+        left += len(slots)
+        free(slots)
+
+    storage._takes.try_slots = taking  # type: ignore[method-assign]  # what fixed units would do
+    storage.chain.free_state_slots = freeing  # type: ignore[method-assign]
+    step = storage.prepare_step(rows[1:], [4, 4])
+    assert isinstance(step, PreparedStep)
+    storage.launch_forward(step)
+    storage.record_forward(step)
+    assert left == 0, "the first row has a second one"
+    advanced(storage, step)
+    sharing = storage.statistics().sharing
+    assert sharing is not None
+    assert not any(sharing.stalled_checkpoints.values())
+    assert slots(storage) == (6, 2)
+    storage.release(rows)
+    storage.verify_idle()
+
+
+@pytest.mark.requirement("H1", "K2", "K8")
+def test_rows_that_share_pages_are_backed_up_in_one_call() -> None:
+    """Both copies read the same units of the tree, which are under one use, and it ends for all of them."""
+    storage = shared_storage(STATEFUL, 1 << 14, CheckpointStrategy.EXTRA_BUFFER, overlap=False)
+    first = admitted(storage, list(range(10)), 4)
+    advanced(storage, recorded(storage, first, 8))
+    second = admitted(storage, [*range(8), 50], 4)
+    assert storage.requests.cached_tokens[second] == 8
+    assert (storage.requests.pages[first, :4] == storage.requests.pages[second, :4]).all()
+    backups = storage.retract_to_host([first, second])
+    assert [backup.written_tokens for backup in backups] == [8, 8]
+    rows = storage.restore(backups)
+    assert not isinstance(rows, AdmissionRefusal)
+    storage.release(rows)
+    storage.verify_idle()
+
+
+@pytest.mark.requirement("K1", "K8", "K9")
+@pytest.mark.parametrize("at_hand", [3, 1, 0])
+def test_rows_that_come_to_one_checkpoint_take_one_slot_for_it(at_hand: int) -> None:
+    """Without buffers each slot is taken for the tree: what it would not keep evicts nothing, and is no reason to forgo another's."""
+    storage = shared_storage(STATEFUL, 1 << 14, CheckpointStrategy.NO_BUFFER, overlap=False)
+    one, other, known = list(range(5)), list(range(20, 25)), list(range(40, 45))
+    pair = storage.admit([5, 5], [2, 2], prompts=[known, known])
+    assert not isinstance(pair, AdmissionRefusal), str(pair)
+    advanced(storage, recorded(storage, int(pair[0]), 4))
+    storage.release(pair[:1])
+    rows = [int(pair[1]), *(admitted(storage, prompt, 2) for prompt in (one, one, other))]
+    for mark, row in enumerate(rows):
+        state_of(storage, row)[:] = 50 + mark
+    asked, take, left = list[int](), storage._takes.try_slots, at_hand
+
+    def taking(count: int) -> IntArray | None:
+        nonlocal left
+        asked.append(count)
+        if count > left:
+            return None
+        left -= count
+        return take(count)
+
+    storage._takes.try_slots = taking  # type: ignore[method-assign]  # what fixed units would do
+    step = storage.prepare_step(rows, [4] * 4)
+    assert isinstance(step, PreparedStep)
+    storage.launch_forward(step)
+    storage.record_forward(step)
+    advanced(storage, step, 7)
+    new = min(at_hand, 2)
+    assert asked == {3: [2], 1: [2, 1], 0: [2, 1]}[at_hand]
+    assert slots(storage) == (4, 1 + new)
+    sharing = storage.statistics().sharing
+    assert sharing is not None
+    assert sharing.stalled_checkpoints.get("no tracking slot", 0) == {3: 0, 1: 1, 0: 3}[at_hand]
+    # Whoever was served names the tree's pages, and has given its own back.
+    assert sharing.held_units["full"] == 2 * (1 + new)
+    assert storage._sharing is not None
+    assert storage.requests.pages[rows[0], 0] == storage._sharing.tree.match(known).node.pages[0]
+    assert (storage.requests.pages[rows[1], 0] == storage.requests.pages[rows[2], 0]) == (at_hand > 0)
+    if at_hand:
+        assert set(kept_state(storage, one).tolist()) == {51}
+    if at_hand > 1:
+        assert set(kept_state(storage, other).tolist()) == {53}
+    storage.release(rows)
     storage.verify_idle()
 
 
@@ -403,6 +582,45 @@ def test_a_state_of_more_tokens_than_were_told_is_not_handed_over() -> None:
     advanced(storage, recorded(storage, row, 1))
     storage.release([row])
     assert state_given(storage, [0, 1, 2, 3, 9]) == (0, 0)
+
+
+@pytest.mark.requirement("K7", "K8", "K11")
+@pytest.mark.parametrize(
+    ("strategy", "overlap"), STRATEGIES, ids=lambda value: getattr(value, "value", value)
+)
+def test_a_state_whose_copy_failed_is_nobodys_checkpoint(
+    strategy: CheckpointStrategy, overlap: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A scheduler may go on behind the error: the slot holds whatever it held, and would stand for a prefix; it is in the books, and the
+    next checkpoint goes over.
+    """
+    storage = shared_storage(STATEFUL, 1 << 14, strategy, overlap=overlap)
+    row = admitted(storage, list(range(10)), 4)
+    step = storage.prepare_step([row], [4])
+    assert isinstance(step, PreparedStep)
+    storage.launch_forward(step)
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("the device has fallen off the bus")
+
+    copies_when_recorded = strategy is not CheckpointStrategy.NO_BUFFER
+    if not copies_when_recorded:
+        storage.record_forward(step)
+    with monkeypatch.context() as patch:
+        patch.setattr(storage.chain, "copy_state_slots", fail)
+        with pytest.raises(RuntimeError, match="fallen off the bus"):
+            storage.record_forward(step) if copies_when_recorded else advanced(storage, step)
+    if copies_when_recorded:
+        advanced(storage, step)
+    assert slots(storage)[1] == 0
+    state_of(storage, row)[:] = 8
+    advanced(storage, recorded(storage, row, 4))
+    assert slots(storage)[1] == 1
+    assert set(kept_state(storage, list(range(8))).tolist()) == {8}
+    live = {band.name: band.live_units for band in storage.chain.statistics().bands}
+    assert live["state"] == sum(slots(storage))
+    storage.release([row])
+    storage.verify_idle()
 
 
 @pytest.mark.requirement("K1", "K7", "K8")

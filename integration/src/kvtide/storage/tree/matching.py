@@ -81,6 +81,19 @@ def common_pages(key: bytes, raw: bytes, at: int, page_bytes: int) -> int:
     return first * 8 // page_bytes
 
 
+def prefix_behind(node: Node, raw: bytes, page_bytes: int) -> tuple[tuple[Node, bytes], int]:
+    """Which prefix ends `raw` behind a node, as the last whole node that it runs through and what is left: alike for alike prefixes,
+    from whatever node they begin, while the tree is as it is. And the checkpoint that is kept there, or `NO_STATE`.
+    """
+    path, pages = walk(node, raw, page_bytes)
+    last, end = node, node.end + pages
+    for each in path:
+        if each.end <= end:
+            last = each
+    rest = raw[(last.end - node.end) * page_bytes :]
+    return (last, rest), NO_STATE if rest else last.state
+
+
 def match_along(walked: Walk, root: Node, shape: TreeShape, *, extra_key: Hashable, epoch: int) -> Match:
     """The longest hit of a walk from a root, that of `extra_key`."""
     path, shared = walked

@@ -8,6 +8,7 @@
 | `admitted` | the request has its row | the statistics |
 | `state_copied` | the copy of the hit's checkpoint is queued | that the checkpoint may go |
 | `advance` | its next token reads less of the windows | what is needed |
+| `checkpoint` | its state may be worth a slot | nothing |
 | `insert` | its pages are the tree's from now on, at a checkpoint or at its end | who holds them |
 | `unlock` | it is over, or was not admitted: then the tree is as it was before `lock` | what is needed |
 | `pin`, `unpin` | room is about to be asked for, while units are fixed or under a transfer | what is needed |
@@ -35,7 +36,7 @@ from kvtide.storage.errors import StorageError
 from kvtide.storage.tree.eviction import Enough, Evictor
 from kvtide.storage.tree.inserting import Handed, Inserted, Insertion, place_state
 from kvtide.storage.tree.locks import Locks, TreeBooks, TreeLock
-from kvtide.storage.tree.matching import Match, match_along, walk
+from kvtide.storage.tree.matching import Match, match_along, prefix_behind, walk
 from kvtide.storage.tree.nodes import NO_STATE, Node, join, nodes_below, root_of, split
 from kvtide.storage.tree.pins import Keeps, Pins
 from kvtide.storage.tree.policies import EvictionPolicy, LeastRecentlyUsed
@@ -169,6 +170,15 @@ class PrefixTree:
         self._check_open(lock)
         for node in self._locks.advance(lock, tuple(first_units)):
             self._evictor.queue.add_all(node)
+
+    def checkpoint(self, lock: TreeLock, tokens: Sequence[int] | IntArray) -> tuple[Hashable, int]:
+        """Where `insert` would keep a state of these tokens behind the lock; changes nothing.
+
+        Something that is equal for requests of equal prefixes while the tree is as it is, and the slot of the state that is kept there
+        already, −1 for none.
+        """
+        self._check_open(lock)
+        return prefix_behind(lock.node, self._raw(tokens), self._page_bytes)
 
     def insert(
         self,
