@@ -6,7 +6,7 @@ let go      windows move on ── tree.advance ── what the row is charged �
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -16,7 +16,7 @@ from kvtide.device import IntArray
 from kvtide.storage.requests import RequestTable
 from kvtide.storage.row_units import RowUnits
 from kvtide.storage.shared_rows import SharedRows
-from kvtide.storage.tree import NO_STATE, Inserted, PrefixTree
+from kvtide.storage.tree import NO_STATE, Checkpoint, Inserted, PrefixTree
 
 
 class SharingObserver(Protocol):
@@ -71,9 +71,9 @@ class HandedPages:
         for (row, length), firsts in zip(due, kept.T.tolist(), strict=True):
             yield row, length // self._page_tokens, firsts
 
-    def checkpoint(self, row: int, end: int) -> tuple[Hashable, int] | None:
-        """Where a state at page `end` of the row would be kept, as `PrefixTree.checkpoint`; `None` where it would not be handed over."""
-        if not self._is_known(row, end):
+    def checkpoint(self, row: int, end: int) -> Checkpoint | None:
+        """The prefix that ends at page `end` of the row, and the state kept there; `None` where the row may not hand it over."""
+        if not self._may_hand_over(row, end):
             return None
         first = int(self._rows.ends[row]) * self._page_tokens
         return self._tree.checkpoint(
@@ -86,7 +86,7 @@ class HandedPages:
         Nothing where there is nothing new, or the scheduler has not said which tokens they hold.
         """
         first = int(self._rows.ends[row])
-        if not self._is_known(row, end) or (end == first and state == NO_STATE):
+        if not self._may_hand_over(row, end) or (end == first and state == NO_STATE):
             return False
         page_tokens = self._page_tokens
         inserted = self._tree.insert(
@@ -125,8 +125,8 @@ class HandedPages:
             else:
                 self._chain.free_pages(name, virtual)
 
-    def _is_known(self, row: int, end: int) -> bool:
-        """Whether a row has something at page `end` that it may hand over: not before what went over, and told by the scheduler."""
+    def _may_hand_over(self, row: int, end: int) -> bool:
+        """Whether a row may hand over up to page `end`: it has handed over nothing past it, and the scheduler has told the tokens."""
         return bool(self._rows.ends[row] <= end and end * self._page_tokens <= self._rows.known[row])
 
     def _carry_out(self, row: int, first: int, inserted: Inserted) -> None:

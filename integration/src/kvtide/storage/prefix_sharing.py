@@ -329,7 +329,7 @@ class PrefixSharing:
         What finds no slot is forgone.
         """
         coming = [
-            (found[0], row, end, kept)
+            (found.prefix, row, end, kept)
             for row, end, kept in self._pages.ends(due)
             if (found := self._pages.checkpoint(row, end)) is not None
         ]
@@ -367,7 +367,7 @@ class PrefixSharing:
 
     def _state_at(self, row: int, end: int) -> int:
         found = self._pages.checkpoint(row, end)
-        return NO_STATE if found is None else found[1]
+        return NO_STATE if found is None else found.state
 
     def _count_slots(self, rows: int | IntArray, changes: int | IntArray) -> None:
         if self._state_place is not None:

@@ -92,7 +92,7 @@ class RowResets:
         self._marked[rows] = True
 
     def restore(self, row: int, kept: object) -> None:
-        """Have the next forward go on in `row`, which came from `kept`: it is not reset."""
+        """Have the next forward of `row` go on with what came from `kept`: it is not reset."""
         self._marked[row] = False
         self._restored[row] = kept
 
@@ -110,7 +110,7 @@ class RowResets:
             self._restored.pop(row, None)
 
     def take(self, rows: IntArray) -> RowBeginnings:
-        """What the forward of `rows` does that is being launched; it has it now."""
+        """What the forward of `rows` does that is being launched; no other forward does it, unless it is given back."""
         resets = np.flatnonzero(self._marked)
         self._marked[resets] = False
         restored = {
@@ -121,6 +121,6 @@ class RowResets:
         return RowBeginnings(resets, restored)
 
     def give_back(self, beginnings: RowBeginnings) -> None:
-        """The forward will not run: the next one does it."""
+        """The forward will not run: the next one resets its rows, and the next of each restored row goes on there."""
         self.mark(beginnings.resets)
         self._restored |= beginnings.restored

@@ -5,7 +5,7 @@
 
 from kvtide.storage.tree.inserting import Inserted
 from kvtide.storage.tree.locks import TreeLock
-from kvtide.storage.tree.matching import Match
+from kvtide.storage.tree.matching import Checkpoint, Match
 from kvtide.storage.tree.nodes import NO_STATE
 from kvtide.storage.tree.policies import CostAware, EvictionPolicy, LeastRecentlyUsed, Worth
 from kvtide.storage.tree.shape import TreeShape, TreeWindow
@@ -13,6 +13,7 @@ from kvtide.storage.tree.tree import PrefixTree, TreeStatistics
 
 __all__ = [
     "NO_STATE",
+    "Checkpoint",
     "CostAware",
     "EvictionPolicy",
     "Inserted",

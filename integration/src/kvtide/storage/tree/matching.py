@@ -35,6 +35,16 @@ class Walk(NamedTuple):
     """Pages that are known."""
 
 
+class Checkpoint(NamedTuple):
+    """Where a state would be kept, and the one that is."""
+
+    prefix: Hashable
+    """Equal for equal prefixes of one extra key, from whatever node they begin, while the tree is as it is."""
+
+    state: int
+    """Its slot; `NO_STATE` where none is kept."""
+
+
 @attrs.frozen(kw_only=True, eq=False)
 class Match:
     """What the tree has of a prompt. It holds until the tree changes."""
@@ -81,17 +91,15 @@ def common_pages(key: bytes, raw: bytes, at: int, page_bytes: int) -> int:
     return first * 8 // page_bytes
 
 
-def prefix_behind(node: Node, raw: bytes, page_bytes: int) -> tuple[tuple[Node, bytes], int]:
-    """Which prefix ends `raw` behind a node, as the last whole node that it runs through and what is left: alike for alike prefixes,
-    from whatever node they begin, while the tree is as it is. And the checkpoint that is kept there, or `NO_STATE`.
-    """
+def prefix_behind(node: Node, raw: bytes, page_bytes: int) -> Checkpoint:
+    """The prefix that `raw` behind `node` makes, named by the deepest whole node that it runs through and the rest behind that."""
     path, pages = walk(node, raw, page_bytes)
     last, end = node, node.end + pages
     for each in path:
         if each.end <= end:
             last = each
     rest = raw[(last.end - node.end) * page_bytes :]
-    return (last, rest), NO_STATE if rest else last.state
+    return Checkpoint((last, rest), NO_STATE if rest else last.state)
 
 
 def match_along(walked: Walk, root: Node, shape: TreeShape, *, extra_key: Hashable, epoch: int) -> Match:

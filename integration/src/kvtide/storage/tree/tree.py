@@ -36,7 +36,7 @@ from kvtide.storage.errors import StorageError
 from kvtide.storage.tree.eviction import Enough, Evictor
 from kvtide.storage.tree.inserting import Handed, Inserted, Insertion, place_state
 from kvtide.storage.tree.locks import Locks, TreeBooks, TreeLock
-from kvtide.storage.tree.matching import Match, match_along, prefix_behind, walk
+from kvtide.storage.tree.matching import Checkpoint, Match, match_along, prefix_behind, walk
 from kvtide.storage.tree.nodes import NO_STATE, Node, join, nodes_below, root_of, split
 from kvtide.storage.tree.pins import Keeps, Pins
 from kvtide.storage.tree.policies import EvictionPolicy, LeastRecentlyUsed
@@ -171,12 +171,8 @@ class PrefixTree:
         for node in self._locks.advance(lock, tuple(first_units)):
             self._evictor.queue.add_all(node)
 
-    def checkpoint(self, lock: TreeLock, tokens: Sequence[int] | IntArray) -> tuple[Hashable, int]:
-        """Where `insert` would keep a state of these tokens behind the lock; changes nothing.
-
-        Something that is equal for requests of equal prefixes while the tree is as it is, and the slot of the state that is kept there
-        already, −1 for none.
-        """
+    def checkpoint(self, lock: TreeLock, tokens: Sequence[int] | IntArray) -> Checkpoint:
+        """Where `insert` would keep a state of these tokens behind the lock; changes nothing."""
         self._check_open(lock)
         return prefix_behind(lock.node, self._raw(tokens), self._page_bytes)
 
