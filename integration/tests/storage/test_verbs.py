@@ -6,6 +6,7 @@ import inspect
 import re
 from collections.abc import Callable
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -178,11 +179,12 @@ def test_a_ragged_list_is_named_too() -> None:
 
 
 @pytest.mark.requirement("K1")
-@pytest.mark.parametrize("slip", [True, np.True_])
-def test_a_bool_among_numbers_is_none(slip: object) -> None:
+@pytest.mark.parametrize("slip", [True, np.True_, np.array(True), torch.tensor(True)])
+@pytest.mark.parametrize("make", [list, tuple])
+def test_a_bool_among_numbers_is_none(slip: object, make: Callable[[list[object]], Any]) -> None:
     """By itself it is refused: NumPy would make a 1 of it here."""
-    with pytest.raises(StorageError, match=r"^rows must be a list or array of whole numbers, found \["):
-        Served().advanced().release([0, slip])  # type: ignore[list-item]  # as one would
+    with pytest.raises(StorageError, match=r"^rows must be a list or array of whole numbers, found [\[(]"):
+        Served().advanced().release(make([0, slip]))
 
 
 @pytest.mark.requirement("K6")
