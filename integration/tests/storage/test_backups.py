@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -141,11 +143,14 @@ def test_a_restored_row_is_not_reset_though_its_former_request_was_to_be() -> No
     storage.release([admitted(storage, 3, 3)])
     (again,) = restored(storage, backup)
     assert again == row
-    step = in_flight(storage, again, 1, chosen=42)
+    step = storage.prepare_step([again], [1])
+    assert isinstance(step, PreparedStep), str(step)
+    storage.launch_forward(step)
     assert step.beginnings is not None
     assert not len(step.beginnings.resets)
     assert list(step.beginnings.restored) == [again]
-    done(storage, step)
+    storage.abandon(step)
+    ran(storage, again, 1, chosen=42)
     assert row_state(storage, again) == (5, 42, 2)
 
 
@@ -768,6 +773,23 @@ def test_a_restored_row_whose_only_launch_is_lost_has_its_backup_whatever_others
     (newer,) = storage.retract_to_host([again])
     assert newer is not backup
     assert newer.written_tokens == 5
+
+
+@pytest.mark.requirement("K2")
+def test_a_step_keeps_a_backup_no_longer_than_it_may_be_given_back() -> None:
+    """Pinned memory is scarce, and a scheduler may keep its steps: behind the record of its forward, a backup is its owner's alone."""
+    storage = build()
+    row = admitted(storage, 4, 9)
+    ran(storage, row, 4)
+    (backup,) = storage.retract_to_host([row])
+    (again,) = restored(storage, backup)
+    kept = weakref.ref(backup)
+    del backup
+    assert kept() is not None, "no forward has gone on from it"
+    step = in_flight(storage, again, 1)
+    gc.collect()
+    assert kept() is None
+    done(storage, step)
 
 
 @pytest.mark.requirement("K2")

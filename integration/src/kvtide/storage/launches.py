@@ -93,6 +93,8 @@ class Launches:
             self._chain.written(step.taken)
         self._requests.recorded[step.rows] = step.starts + step.counts
         self._requests.state_in_doubt[step.rows] = False
+        # Nothing can be given back any more, and a backup there is memory that the caller may have dropped.
+        step.beginnings = None
         step.state = StepState.RECORDED
         read_end = None if read_ends is None else read_ends.end
         device.wait_event(device.schedule_stream, step.done_event if read_end is None else read_end)

@@ -60,7 +60,7 @@ class PreparedStep:
     """Its forward in the ledger, from `launch_forward` on."""
 
     beginnings: RowBeginnings | None = None
-    """Rows handed out before its forward, some of which it resets; from `launch_forward` on."""
+    """Rows handed out before its forward, some of which it resets; from `launch_forward` to `record_forward`, while they can be given back."""
 
     done_event: Event | None = None
     """Behind its forward on the forward stream, from `record_forward` on: what the host waits for before it processes."""
