@@ -263,7 +263,11 @@ class Backups:
     # ── restoring ──
 
     def restore(self, backups: Sequence[RowBackup]) -> IntArray | AdmissionRefusal:
-        """Rows that go on where these left off, all of them or a refusal; see `KVStorage.restore`."""
+        """Rows that go on where these left off, all of them or a refusal; see `KVStorage.restore`.
+
+        An error leaves everything as it was, but for a device call that fails inside the chain's take, of a wait or a move: the
+        chain's books are then of no use, and the storage is over.
+        """
         strangers = [backup for backup in backups if backup.storage is not self]
         if strangers:
             raise StorageError(
