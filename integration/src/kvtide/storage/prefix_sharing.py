@@ -207,14 +207,18 @@ class PrefixSharing:
         rows = rows[is_due]
         of_rows = rows.tolist()
         before = self.tracking.counts(of_rows)
-        slots = self.tracking.due(of_rows, ends[is_due].tolist())
-        self._count_slots(rows, self.tracking.counts(of_rows) - before)
-        is_kept = slots >= 0
         try:
-            self._copy(self._requests.state_slots[rows[is_kept]], slots[is_kept])
-        except BaseException:
-            self.tracking.forgo(rows[is_kept].tolist())
-            raise
+            slots = self.tracking.due(of_rows, ends[is_due].tolist())
+            is_kept = slots >= 0
+            on_their_way = rows[is_kept]
+            try:
+                self._copy(self._requests.state_slots[on_their_way], slots[is_kept])
+            except BaseException:
+                self.tracking.forgo(on_their_way.tolist())
+                raise
+            self.tracking.copied(on_their_way.tolist())
+        finally:
+            self._count_slots(rows, self.tracking.counts(of_rows) - before)
 
     def advance(self, rows: IntArray, chosen: IntArray | None) -> None:
         """Rows have come to their lengths, and their windows have retired; `chosen[i]`: the token behind row `rows[i]`'s, −1 for none."""
@@ -333,6 +337,8 @@ class PrefixSharing:
             for row, end, kept in self._pages.ends(due)
             if (found := self._pages.checkpoint(row, end)) is not None
         ]
+        # Evictions for slots, and hand-overs, change the nodes that these keys name, and not which rows come to one prefix: so keys
+        # are asked for once, and what the tree has there anew.
         slots = self._slots_of_new([(key, row, end) for key, row, end, _ in coming])
         # The first row of each is copied.
         first_rows = {key: row for key, row, _, _ in reversed(coming)}
@@ -350,19 +356,29 @@ class PrefixSharing:
                 self.tracking.stalls[NO_TRACKING_SLOT] += 1
                 continue
             took = self._pages.hand_over(row, end, kept, slot)
-            assert took == (key in slots and first_rows[key] == row), "the tree has it by now, or has not"
+            is_first = key in slots and first_rows[key] == row
+            if is_first and not took:
+                # Nobody else would free it.
+                self._free_slots(np.array([slots.pop(key)]))
+            assert took == is_first, "the tree has it by now, or has not"
 
     def _slots_of_new(self, wanted: Sequence[tuple[Hashable, int, int]]) -> dict[Hashable, int]:
         """Slots for those of `wanted`, each a checkpoint's key, a row and its page, that the tree has not; in order, as far as there are any."""
         slots: dict[Hashable, int] = {}
-        while missing := {
-            key: None for key, row, end in wanted if key not in slots and self._state_at(row, end) == NO_STATE
-        }:
-            taken = self._takes.try_most_slots(len(missing)).tolist()
-            slots |= zip(list(missing)[: len(taken)], taken, strict=True)
-            if len(taken) < len(missing):
-                break
-            # To make room for these, one may have been evicted that the tree had: then that is wanted too.
+        try:
+            while missing := {
+                key: None
+                for key, row, end in wanted
+                if key not in slots and self._state_at(row, end) == NO_STATE
+            }:
+                taken = self._takes.try_most_slots(len(missing)).tolist()
+                slots |= zip(list(missing)[: len(taken)], taken, strict=True)
+                if len(taken) < len(missing):
+                    break
+                # To make room for these, one may have been evicted that the tree had: then that is wanted too.
+        except BaseException:
+            self._free_slots(np.array(list(slots.values()), np.int64))
+            raise
         return slots
 
     def _state_at(self, row: int, end: int) -> int:

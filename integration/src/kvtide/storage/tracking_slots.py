@@ -71,12 +71,16 @@ class TrackingSlots:
                 self._on_their_way[row].append((length, slot))
             else:
                 self.stalls[NO_TRACKING_SLOT] += 1
+        return slots
+
+    def copied(self, rows: Sequence[int]) -> None:
+        """The states of rows are on their way in the slots that were due last: have what the next checkpoint needs before they arrive.
+
+        Only behind the copy: where this raises, each slot on its way holds its state.
+        """
         if self._takes_second_when_due:
             # Without it the next checkpoint is forgone, if it is due before this one is the tree's.
-            self._take(
-                [row for row, slot in zip(rows, slots.tolist(), strict=True) if slot >= 0 and not free[row]]
-            )
-        return slots
+            self._take([row for row in rows if not self._free[row]])
 
     def forgo(self, rows: Sequence[int]) -> None:
         """Nothing was copied into the slots that were due last: they are on no way to the tree."""

@@ -623,6 +623,168 @@ def test_a_state_whose_copy_failed_is_nobodys_checkpoint(
     storage.verify_idle()
 
 
+def launched(storage: KVStorage, rows: list[int], count: int, *states: int) -> PreparedStep:
+    """A forward of these rows, which fills their running states, and is not recorded yet."""
+    step = storage.prepare_step(rows, [count] * len(rows))
+    assert isinstance(step, PreparedStep), str(step)
+    storage.launch_forward(step)
+    for row, state in zip(rows, states, strict=True):
+        state_of(storage, row)[:] = state
+    return step
+
+
+def failing(*_: object, **__: object) -> None:
+    raise RuntimeError("the device has fallen off the bus")
+
+
+@pytest.mark.requirement("K7", "K8", "K11")
+def test_of_two_checkpoints_on_their_way_the_one_whose_copy_failed_is_forgone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The earlier one is whole and goes over; in its stead the later one's slot would stand for a prefix with anybody's bytes."""
+    storage = shared_storage(STATEFUL, 1 << 14, CheckpointStrategy.EXTRA_BUFFER_LAZY, overlap=True)
+    prompt = list(range(10))
+    row = admitted(storage, prompt, 3)
+    first = launched(storage, [row], 4, 44)
+    storage.record_forward(first)
+    second = launched(storage, [row], 4, 88)
+    with monkeypatch.context() as patch:
+        patch.setattr(storage.chain, "copy_state_slots", failing)
+        with pytest.raises(RuntimeError, match="fallen off the bus"):
+            storage.record_forward(second)
+    advanced(storage, first)
+    advanced(storage, second)
+    storage.release([row])
+    assert state_given(storage, prompt) == (4, 44)
+
+
+@pytest.mark.requirement("K7", "K8", "K11")
+def test_a_failed_copy_takes_nothing_from_a_row_that_was_to_copy_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was forgone for want of a slot, and has an earlier checkpoint on its way, whose copy has long been queued."""
+    storage = shared_storage(STATEFUL, 1 << 14, CheckpointStrategy.EXTRA_BUFFER_LAZY, overlap=True)
+    prompt = list(range(10))
+    with monkeypatch.context() as patch:
+        patch.setattr(storage._takes, "try_slots", lambda _: None)  # what fixed units would do
+        row = admitted(storage, prompt, 3)
+        first = launched(storage, [row], 4, 44)
+        storage.record_forward(first)
+        other = admitted(storage, [90] * 10, 3)
+        both = launched(storage, [row, other], 4, 88, 99)
+        patch.setattr(storage.chain, "copy_state_slots", failing)
+        with pytest.raises(RuntimeError, match="fallen off the bus"):
+            storage.record_forward(both)
+    advanced(storage, first)
+    advanced(storage, both)
+    storage.release([row, other])
+    assert state_given(storage, prompt) == (4, 44)
+
+
+@pytest.mark.requirement("K7", "K8", "K11")
+def test_a_checkpoint_is_copied_before_the_slot_of_the_next_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The second slot of a row may be what fails: a slot that is on its way by then, and has nothing in it, would be served."""
+    storage = shared_storage(STATEFUL, 1 << 14, CheckpointStrategy.EXTRA_BUFFER_LAZY, overlap=True)
+    prompt = list(range(10))
+    row = admitted(storage, prompt, 3)
+    step = launched(storage, [row], 4, 44)
+    with monkeypatch.context() as patch:
+        patch.setattr(storage._takes, "try_slots", failing)
+        with pytest.raises(RuntimeError, match="fallen off the bus"):
+            storage.record_forward(step)
+    live = {band.name: band.live_units for band in storage.chain.statistics().bands}
+    assert live["state"] == sum(slots(storage))
+    advanced(storage, step)
+    storage.release([row])
+    assert state_given(storage, prompt) == (4, 44)
+
+
+@pytest.mark.requirement("K7", "K8")
+def test_rows_come_to_one_checkpoint_from_wherever_their_hits_end() -> None:
+    """One began before the tree knew the prefix, one behind a hit: it is one checkpoint, with one slot. Another extra key's is another."""
+    storage = shared_storage(STATEFUL, 1 << 14, CheckpointStrategy.NO_BUFFER, overlap=False)
+    prompt = list(range(11))
+    rows = storage.admit([11, 11], [3, 3], prompts=[prompt, prompt], extra_keys=[None, "x"])
+    assert not isinstance(rows, AdmissionRefusal), str(rows)
+    first = admitted(storage, prompt[:5], 1)
+    step = launched(storage, [first], 4, 33)
+    storage.record_forward(step)
+    advanced(storage, step)
+    storage.release([first])
+    hit = admitted(storage, prompt, 3)
+    assert storage.requests.cached_tokens[hit] == 4
+    step = storage.prepare_step([*rows, hit], [8, 8, 4])
+    assert isinstance(step, PreparedStep), str(step)
+    storage.launch_forward(step)
+    for row, state in zip([*rows.tolist(), hit], (51, 52, 53), strict=True):
+        state_of(storage, row)[:] = state
+    storage.record_forward(step)
+    asked, take = list[int](), storage._takes.try_slots
+
+    def taking(count: int) -> IntArray | None:
+        asked.append(count)
+        return take(count)
+
+    storage._takes.try_slots = taking  # type: ignore[method-assign]
+    advanced(storage, step, 7)
+    assert asked == [2]
+    assert set(kept_state(storage, prompt[:8]).tolist()) == {51}
+    assert slots(storage) == (3, 3)
+    storage.release([*rows, hit])
+    storage.verify_idle()
+
+
+@pytest.mark.requirement("K8", "K11")
+def test_slots_for_checkpoints_are_nobodys_where_others_cannot_be_taken() -> None:
+    """The first take is served and evicts what another row comes to, and the take for that one fails: the first is freed."""
+    storage = shared_storage(STATEFUL, 1 << 14, CheckpointStrategy.NO_BUFFER, overlap=False)
+    known, new = list(range(5)), list(range(20, 25))
+    rows = [admitted(storage, known, 2), admitted(storage, known, 2), admitted(storage, new, 2)]
+    advanced(storage, recorded(storage, rows[0], 4))
+    storage.release(rows[:1])
+    step = storage.prepare_step(rows[1:], [4, 4])
+    assert isinstance(step, PreparedStep)
+    storage.launch_forward(step)
+    storage.record_forward(step)
+    take, asked = storage._takes.try_slots, list[int]()
+
+    def evicting_once(count: int) -> IntArray | None:
+        asked.append(count)
+        if len(asked) > 1:
+            failing()
+        assert storage._sharing is not None
+        storage._sharing.evict_until(lambda units: units["state"] >= 1)
+        return take(count)
+
+    storage._takes.try_slots = evicting_once  # type: ignore[method-assign]  # what a full arena would do
+    with pytest.raises(RuntimeError, match="fallen off the bus"):
+        advanced(storage, step)
+    assert asked == [1, 1]
+    live = {band.name: band.live_units for band in storage.chain.statistics().bands}
+    assert live["state"] == sum(slots(storage))
+    storage.release(rows[1:])
+    storage.verify_idle()
+
+
+@pytest.mark.requirement("K8", "K11")
+def test_a_slot_that_the_tree_would_not_have_is_freed_with_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was asked, and had none there: whatever is wrong, no row has the slot in its books, and nobody else would free it."""
+    storage = shared_storage(STATEFUL, 1 << 14, CheckpointStrategy.NO_BUFFER, overlap=False)
+    row = admitted(storage, list(range(5)), 2)
+    step = recorded(storage, row, 4)
+    assert storage._sharing is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(storage._sharing._pages, "hand_over", lambda *_: False)
+        with pytest.raises(AssertionError, match="the tree has it by now, or has not"):
+            advanced(storage, step)
+    live = {band.name: band.live_units for band in storage.chain.statistics().bands}
+    assert live["state"] == sum(slots(storage)) == 1
+    storage.release([row])
+    storage.verify_idle()
+
+
 @pytest.mark.requirement("K1", "K7", "K8")
 @pytest.mark.parametrize("may_have_run", [False, True])
 def test_a_state_behind_an_aborted_launch_is_not_handed_over(may_have_run: bool) -> None:
