@@ -124,7 +124,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 paths.append(written)
             return compared((names[-2], names[-1]), (paths[-2], paths[-1]), given.around)
     except OSError as error:
-        print(f"{error.filename}: {error.strerror}", file=sys.stderr)
+        # A full disk's error may name no file.
+        reason = error.strerror or str(error)
+        print(f"{error.filename}: {reason}" if error.filename else reason, file=sys.stderr)
         return 2
     except ValueError as error:
         print(error, file=sys.stderr)

@@ -144,3 +144,16 @@ def test_what_cannot_be_compared_says_so(tmp_path: Path, capsys: pytest.CaptureF
     for wrong in (["--checkout", str(ROOT), str(FLUSH)], ["--around", "-3"]):
         with pytest.raises(SystemExit, match="2"):
             compare_traces.main([str(FLUSH), *wrong])
+
+
+def test_an_error_that_names_no_file_is_told_without_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A disk that is full says so of no file."""
+
+    def is_full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(compare_traces, "replay_in", is_full)
+    assert compare_traces.main([str(FLUSH)]) == 2
+    assert capsys.readouterr().err == "No space left on device\n"

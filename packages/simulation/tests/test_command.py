@@ -150,8 +150,36 @@ def test_a_failure_of_a_real_device_is_replayed_on_one(
     refused = stress("--replay", path, "--minimize")
     assert refused.exit_code == 2
     assert "is not made minimal" in refused.output
+    assert "; --device modelled --minimize if it fails there too" in " ".join(refused.output.split())
     monkeypatch.undo()
     assert stress("--replay", path).exit_code == 0
+
+
+@pytest.mark.requirement("X1")
+def test_a_failure_that_needs_no_real_device_is_kept_as_one(tmp_path: Path, patch: Patch) -> None:
+    """A seed that fails as it is drawn never comes to the device: its case runs, and shrinks, where there is none."""
+    MUTATIONS["upload.rows"].plant(patch)
+    found = stress("--seeds", 0, "--ops", 100, "--device", "cpu", "--out", tmp_path)
+    assert found.exit_code == 1, found.output
+    assert load_case(tmp_path / "seed-0.json").device == "modelled"
+
+
+def test_a_case_of_a_device_that_is_not_here_says_how_to_run_it(
+    tmp_path: Path, operations: dict[str, Operation], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody has named the device in this call; who does is told of the option."""
+    path = tmp_path / "case.json"
+    save_case(path, Case.of(run_seed(0, 1, operations), 0, "cuda"))
+
+    def opened(*_: object) -> Any:
+        raise RuntimeError("no such device")
+
+    monkeypatch.setattr("kvtide.simulation.command.open_device", opened)
+    refused, named = stress("--replay", path), stress("--replay", path, "--device", "cpu")
+    assert (refused.exit_code, named.exit_code) == (2, 2)
+    why = "the case failed on cuda: no such device; --device modelled runs it without"
+    assert why in " ".join(refused.stderr.split())
+    assert "--device cpu: no such device" in named.stderr
 
 
 def test_without_an_arena_a_real_device_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

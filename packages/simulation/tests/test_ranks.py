@@ -40,6 +40,7 @@ def test_a_run_has_as_many_ranks_as_its_scenario(rank_count: int, operations: di
     for seed in range(8):
         drawn = run_seed(seed, 120, operations)
         fewer = attrs.evolve(drawn.scenario, rank_seeds=tuple(range(seed, seed + rank_count)))
+        assert len(World(fewer).ranks) == rank_count
         run = run_actions(fewer, drawn.actions, operations)
         assert run.failure is None
         assert len(run.actions) == len(drawn.actions)

@@ -7,7 +7,7 @@ import json
 import os
 import random
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,19 @@ from click.testing import CliRunner, Result
 from kvtide.chain import FLUSH_REACH, ChainAllocator
 from kvtide.device import IntArray
 from kvtide.ledger import ForwardSteps
-from kvtide.simulation import MUTATIONS, Operation, Run, Scenario, draw_scenario, run_actions, run_seed
+from kvtide.simulation import (
+    MUTATIONS,
+    BatchEntry,
+    CheckFailedError,
+    Operation,
+    Request,
+    Run,
+    Scenario,
+    World,
+    draw_scenario,
+    run_actions,
+    run_seed,
+)
 from kvtide.simulation.traces import (
     CALLS,
     STORIES,
@@ -181,6 +193,67 @@ def test_of_a_seed_that_fails_the_calls_until_then_are_kept(operations: dict[str
     assert recorded.failure.check == run.failure.check == "cross_dtype_bytes"
     _, lines = parse_trace(out.getvalue().splitlines(), "a trace")
     assert 0 < len(lines) == recorded.calls
+
+
+@pytest.mark.requirement("X3")
+def test_of_a_seed_that_fails_and_its_trace_does_not_the_seeds_failure_is_told(
+    operations: dict[str, Operation],
+) -> None:
+    """While it is recorded nothing ends within a wait, which some faults need; whoever asks for the trace asks for the fault."""
+    out = io.StringIO()
+    with MUTATIONS["take.asked_again"].planted():
+        run = run_seed(4, 40, operations)
+        recorded = record_seed(out, 4, 40, operations=operations)
+    assert run.failure is not None
+    assert recorded.failure == run.failure
+    assert recorded.calls == len(out.getvalue().splitlines()) - 1 > 10
+
+
+class Astray:
+    """A holder, brought by an operation, of which one check fails."""
+
+    name = "go astray"
+    weight = 1
+    outcomes = frozenset({"astray"})
+
+    def __init__(self, failing: str) -> None:
+        self._failing = failing
+
+    def generate(self, rng: random.Random, world: World) -> dict[str, int]:
+        return {}
+
+    def apply(self, world: World, numbers: Mapping[str, int]) -> str:
+        world.holders.append(self)
+        return "astray"
+
+    def launched(self, entries: Sequence[BatchEntry]) -> None:
+        pass
+
+    def processed(self, requests: Sequence[Request]) -> None:
+        pass
+
+    def abandoned(self, entries: Sequence[BatchEntry], *, is_launched: bool) -> None:
+        pass
+
+    def check(self) -> None:
+        self._fail_in("check")
+
+    def let_go(self) -> None:
+        self._fail_in("let_go")
+
+    def _fail_in(self, where: str) -> None:
+        if where == self._failing:
+            raise CheckFailedError("ledger_leak", f"found in {where}")
+
+
+@pytest.mark.requirement("X3")
+@pytest.mark.parametrize(("where", "place"), [("check", 0), ("let_go", 1)])
+def test_a_recorded_seed_is_checked_as_it_is_when_it_runs(where: str, place: int) -> None:
+    """After each action and at the end: with other pages the seed itself may hold, and only its recording fail."""
+    astray = Astray(where)
+    recorded = record_seed(io.StringIO(), 5, 1, page_tokens=16, operations={astray.name: astray})
+    assert recorded.failure is not None
+    assert (recorded.failure.message, recorded.failure.action_index) == (f"found in {where}", place)
 
 
 def test_a_scenario_with_other_pages_can_be_laid_out() -> None:
@@ -374,8 +447,11 @@ def test_the_command_replays_compares_and_writes(tmp_path: Path) -> None:
         ([STORIES / "float-in-the-way.jsonl", "--json", "--around", 3], "--around would change nothing"),
     ],
 )
-def test_a_wrong_call_says_what_is_wrong(arguments: list[object], why: str) -> None:
-    """The file that is meant, not another, and no number that only a program reads."""
+def test_a_wrong_call_says_what_is_wrong(
+    arguments: list[object], why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file that is meant, not another, and no number that only a program reads; before anything is replayed."""
+    monkeypatch.setattr("kvtide.simulation.traces.command.replayed", None)
     result = invoked(*arguments)
     assert result.exit_code == 2
     assert why in " ".join(result.stderr.split())

@@ -21,7 +21,6 @@ from rich.markup import escape
 from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 from rich.table import Table
 
-from kvtide.plan import PlanError
 from kvtide.simulation.actions import installed_operations, not_reached
 from kvtide.simulation.cases import MODELLED, Case, installed_versions, load_case, save_case
 from kvtide.simulation.command_refusals import check_folder, reason_of, refuse_beside
@@ -55,7 +54,7 @@ _NOT_REPLAYED = {
 """Where a case is replayed."""
 
 _NOT_ON_DEVICES = {"jobs": "--jobs", "minimize": "--minimize"}
-"""Where seeds run on a device that ships: one after the other, and a race shows in some runs only."""
+"""Where seeds run on a device that ships: one after the other, and a shrink runs its cases on modelled ones."""
 
 
 @click.command(name="stress", context_settings={"help_option_names": ["-h", "--help"]})
@@ -81,7 +80,7 @@ _NOT_ON_DEVICES = {"jobs": "--jobs", "minimize": "--minimize"}
     "--device",
     "kind",
     type=click.Choice([MODELLED, *DEVICE_KINDS]),
-    help="What runs the work: a real one shows contents, a GPU's streams late.  [default: modelled; of a case, what it failed on]",
+    help="What runs the work: real ones show wrong bytes, not races.  [default: modelled; of a case, what it failed on]",
 )
 @click.option(
     "--record",
@@ -147,8 +146,6 @@ def _record(path: Path, seeds: range, action_count: int, page_tokens: int | None
             recorded = record_seed(out, seeds[0], action_count, page_tokens=page_tokens)
     except OSError as error:
         raise click.UsageError(f"--record {str(path)!r}: {reason_of(error)}") from error
-    except PlanError as error:
-        raise click.UsageError(f"--page-tokens {page_tokens}: {error}") from error
     if recorded.failure is not None:
         click.echo(
             f"seed {seeds[0]} fails after {recorded.calls} calls, which are in {path}: {recorded.failure}",
@@ -196,11 +193,12 @@ def _replay(path: Path, kind: str | None, *, minimize: bool, folder: Path, as_js
         case = load_case(path)
     except (OSError, ValueError) as error:
         raise click.UsageError(f"--replay {str(path)!r}: {reason_of(error)}") from error
-    kind = kind or case.device
+    given, kind = kind, kind or case.device
     if minimize:
         if kind in DEVICE_KINDS:
             raise click.UsageError(
-                f"a case on --device {kind} is not made minimal: there a race shows in some runs only"
+                f"a case on --device {kind} is not made minimal: a shrink runs it on modelled devices; "
+                "--device modelled --minimize if it fails there too"
             )
         check_folder("--out", folder)
     try:
@@ -212,7 +210,11 @@ def _replay(path: Path, kind: str | None, *, minimize: bool, folder: Path, as_js
     except ValueError as error:
         raise click.UsageError(f"--replay {str(path)!r}: {error}") from error
     except (ImportError, RuntimeError, AssertionError) as error:
-        raise click.UsageError(f"--device {kind}: {error}") from error
+        raise click.UsageError(
+            f"--device {kind}: {error}"
+            if given
+            else f"the case failed on {kind}: {error}; --device modelled runs it without"
+        ) from error
     console, stderr = Console(), Console(stderr=True)
     if dict(case.versions) != installed_versions():
         stderr.print(
@@ -250,6 +252,8 @@ def show_progress(console: Console, count: int, what: str) -> Iterator[Any]:
 
 def _save(result: SeedRun, folder: Path, kind: str) -> Path | None:
     """Write a failure, minimal if it was shrunk; its file."""
+    # A seed that fails before it comes to the device is replayed, and shrunk, without one.
+    kind = MODELLED if result.run.is_modelled else kind
     case = Case.of(result.shrunk or result.run, result.seed, kind)
     return _keep(folder / f"seed-{result.seed}.json", case)
 

@@ -47,6 +47,9 @@ class Run:
     facts: Mapping[str, int]
     """What happened how often, beside outcomes."""
 
+    is_modelled: bool = attrs.field(default=True, eq=False)
+    """Whether modelled devices ran it: also of a run that was meant for others, and failed before it came to them."""
+
 
 def run_seed(seed: int, action_count: int, operations: Mapping[str, Operation] | None = None) -> Run:
     """Draw a scenario and `action_count` actions; the same seed and operations draw the same. `None` for all installed."""

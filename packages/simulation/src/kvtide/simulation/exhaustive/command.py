@@ -19,7 +19,7 @@ from kvtide.simulation.exhaustive.search import Exhausted, exhaust
 from kvtide.simulation.exhaustive.shapes import SHAPES
 from kvtide.simulation.exhaustive.small_actions import described
 from kvtide.simulation.exhaustive.small_steps import WORDS
-from kvtide.simulation.failures import CHECKS
+from kvtide.simulation.failures import CHECKS, Failure
 from kvtide.simulation.sweep import quiet_logs
 
 
@@ -53,7 +53,7 @@ def _number(_ctx: click.Context, _param: click.Parameter, value: float) -> float
     multiple=True,
     type=click.Choice(WORDS),
     metavar="WORD",
-    help="Try actions of this word, and of others so named; sequences get longer. May be repeated.",
+    help='Try actions of this word, and of others so named; sequences get longer. May be repeated; of two words: --only "free all".',
 )
 @click.option("--jobs", type=click.IntRange(1, 1_024), default=1, show_default=True, help="Processes.")
 @click.option(
@@ -87,8 +87,19 @@ def command(
             if stderr.is_terminal:
                 stderr.print(f"{name}: depth {reached}, {states:,} states", highlight=False)
 
+        def tell_failure(failure: Failure, name: str = name) -> None:
+            click.echo(f"{name}: {failure}; looking for a shorter sequence", err=True)
+
         found.append(
-            exhaust(SHAPES[name], depth=depth, seconds=seconds, words=words, jobs=jobs, on_layer=tell)
+            exhaust(
+                SHAPES[name],
+                depth=depth,
+                seconds=seconds,
+                words=words,
+                jobs=jobs,
+                on_layer=tell,
+                on_failure=tell_failure,
+            )
         )
         if folder is not None and found[-1].failure is not None:
             _save(folder, found[-1])

@@ -149,7 +149,7 @@ class Explorer:
                 continue
             after = world.clone()
             self._outcomes[str(action[0]), step(after, action)] += 1
-            # Of every action: two that lead to one state may change it by different rules.
+            # Of every action that may change anything: two that lead to one state may change it by different rules.
             after.chain.verify_snapshots()
             digest = after.digest()
             if digest not in self._known:
@@ -231,20 +231,30 @@ def exhaust(
     words: Sequence[str] = (),
     jobs: int = 1,
     on_layer: Callable[[int, int], None] | None = None,
+    on_failure: Callable[[Failure], None] | None = None,
 ) -> Exhausted:
     """Try every sequence of at most `depth` actions, or as many as `seconds` allow, on `jobs` processes.
 
     With `words`, of actions that these words name alone: fewer of them, and longer sequences. It ends with the first bad sequence, or
     once there is no new state. `on_layer` is told the depth reached and the states so far.
 
-    After a failure it looks for shorter sequences that lose something, which may take longer than `seconds`.
+    After a failure, which `on_failure` is told, it looks for shorter sequences that lose something, which may take longer than
+    `seconds`; `on_layer` is told of those layers, too.
     """
     found = _search(
         shape, depth=depth, seconds=seconds, words=words, jobs=jobs, drained=DRAINED, on_layer=on_layer
     )
-    if len(found.sequence) > 1:
+    if found.failure is not None and len(found.sequence) > 1:
+        if on_failure is not None:
+            on_failure(found.failure)
         shorter = _search(
-            shape, depth=len(found.sequence) - 1, seconds=None, words=words, jobs=jobs, drained=1
+            shape,
+            depth=len(found.sequence) - 1,
+            seconds=None,
+            words=words,
+            jobs=jobs,
+            drained=1,
+            on_layer=on_layer,
         )
         if shorter.failure is not None:
             return attrs.evolve(found, failure=shorter.failure, sequence=shorter.sequence)
@@ -259,7 +269,7 @@ def _search(
     words: Sequence[str],
     jobs: int,
     drained: int,
-    on_layer: Callable[[int, int], None] | None = None,
+    on_layer: Callable[[int, int], None] | None,
 ) -> Exhausted:
     start = time.perf_counter()
     explorer = Explorer(shape, words, drained)

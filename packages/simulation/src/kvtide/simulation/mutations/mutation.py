@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from importlib import import_module
 from typing import Any, TypeAlias
 
@@ -42,8 +43,15 @@ class Patch:
         self._undo.append((lambda: setattr(owner, name, raw)) if is_own else (lambda: delattr(owner, name)))
 
     def around(self, path: str, make: Callable[[Replacement], Replacement]) -> None:
-        """Replace a function by what `make` makes of it."""
-        self.replace(path, make(self.look(path)))
+        """Replace a function by what `make` makes of it, called with the same arguments: a recorder reads them off its signature."""
+        original = self.look(path)
+        made = make(original)
+
+        @wraps(original)
+        def call(*args: Any, **named: Any) -> Any:
+            return made(*args, **named)
+
+        self.replace(path, call)
 
     def put(self, path: str, key: Any, value: Any) -> None:
         """Put `value` into the mapping where `path` leads; raises `KeyError` for a new key."""

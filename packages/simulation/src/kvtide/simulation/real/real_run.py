@@ -99,7 +99,12 @@ def _run_drawn(opener: DeviceOpener, drawn: Run, known: Mapping[str, Operation])
     coverage: Counter[tuple[str, str]] = Counter()
     done, failure = _carry_out(world, drawn, known, coverage)
     return attrs.evolve(
-        drawn, actions=drawn.actions[:done], failure=failure, coverage=coverage, facts=facts_of(world)
+        drawn,
+        actions=drawn.actions[:done],
+        failure=failure,
+        coverage=coverage,
+        facts=facts_of(world),
+        is_modelled=False,
     )
 
 

@@ -26,7 +26,7 @@ class Recorded(NamedTuple):
     """Written."""
 
     failure: Failure | None
-    """What failed behind the last of them, if anything did."""
+    """What failed behind the last of them; where that can be told of no call, what failed of the seed."""
 
 
 def record_seed(
@@ -39,8 +39,9 @@ def record_seed(
 ) -> Recorded:
     """Run a seed and write what its first rank's allocator was told, up to the first check that fails.
 
-    With `page_tokens` the same actions meet a scenario whose largest pages hold so many tokens; raises `PlanError` where nothing of
-    that kind can be laid out.
+    While it is recorded nothing ends within a wait, so a seed may fail and its trace not: then `Recorded` has the seed's failure, and
+    the trace goes as far as the seed did. With `page_tokens` the same actions meet a scenario whose largest pages hold so many tokens,
+    which may fail where the seed does not; raises `PlanError` where nothing of that kind can be laid out.
     """
     known = installed_operations() if operations is None else operations
     run = run_seed(seed, action_count, known)
@@ -49,7 +50,10 @@ def record_seed(
         "" if page_tokens is None else f", pages of {page_tokens}"
     )
     with sized_for(scenario):
-        return _record(out, about, scenario, run.actions, known)
+        recorded = _record(out, about, scenario, run.actions, known)
+    if page_tokens is None and recorded.failure is None:
+        return recorded._replace(failure=run.failure)
+    return recorded
 
 
 def _record(
