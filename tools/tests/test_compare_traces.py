@@ -10,7 +10,7 @@ import pytest
 import compare_traces
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-STORIES = ROOT / "packages/simulation/src/kvtide/simulation/traces/scenarios"
+STORIES = ROOT / "packages/simulation/src/kvtide/simulation/traces/stories"
 FLUSH = STORIES / "flush-under-a-send.jsonl"
 
 

@@ -319,6 +319,31 @@ def test_pages_are_rehomed_in_every_order() -> None:
         assert (found.outcomes["rehome", "rehomed with its debt"] > 0) == has_promises
 
 
+@pytest.mark.requirement("X4", "K8")
+def test_no_page_stands_for_one_that_is_still_filled() -> None:
+    """A window's part of a page may be free while a receive fills the page's others: a tree names the page once it has arrived."""
+    filled = after("window-and-full", ("take", 0), ("receive",), ("publish",), ("free", 0, 2))
+    rehoming = ("rehome", 0, 1, 0)
+    assert rehoming not in list(actions(filled))
+    step(filled, ("end transfer",))
+    assert rehoming in list(actions(filled))
+
+
+@pytest.mark.requirement("X4")
+def test_a_ledger_that_is_not_idle_is_none_that_is_emptied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it holds of work that is over shows nowhere else; it says so itself, and is asked."""
+    assert repeat(SHAPES["two-bands"], [("take", 3)]) is None
+
+    def is_not_idle(_: object) -> None:
+        raise CheckFailedError("ledger_leak", "a record is left")
+
+    world = SmallWorld(Facts(SHAPES["two-bands"]))
+    monkeypatch.setattr(type(world.chain.ledger("full")), "check_idle", is_not_idle)
+    failure = repeat(SHAPES["two-bands"], [("take", 3)])
+    assert failure is not None
+    assert failure.message == "a record is left"
+
+
 @pytest.mark.requirement("X4")
 def test_arenas_are_tiny() -> None:
     """What is exhausted is every placement of a few units: more bytes, and no depth that is reached would fill them."""

@@ -81,7 +81,7 @@ def test_what_an_operation_has_not_declared_is_a_failure_where_it_is_said(
     run = run_seed(1, 100, found)
     assert run.failure is not None
     assert run.failure.check == "undeclared_outcome"
-    assert run.failure.message == "'backup' says 'copied', which is none of its outcomes"
+    assert run.failure.message == "'backup' says 'copied', which is none of its outcomes; declared: copies"
     assert ("backup", "copied") not in run.coverage
     small = shrink(run, found)
     assert [action.operation for action in small.actions] == ["backup"]

@@ -18,7 +18,7 @@ CUT = range(8)
 
 @pytest.mark.requirement("X1", "V3", "A5", "C1", "C2", "C5", "C10", "C11", "C13", "L2", "L3", "P10")
 def test_every_outcome_is_reached_and_every_promise_kept(operations: dict[str, Operation]) -> None:
-    """A slice of what runs nightly, parts of it, and stories: no check fails, and whatever an operation may meet, some sequence does.
+    """A slice of what runs weekly, parts of it, and stories: no check fails, and whatever an operation may meet, some sequence does.
 
     What is not reached any more, since seeds draw otherwise or an operation says more, wants a story.
     """

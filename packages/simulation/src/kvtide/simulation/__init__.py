@@ -17,10 +17,10 @@ from kvtide.simulation.actions import (
     not_reached,
 )
 from kvtide.simulation.bands import SimulatedBand
-from kvtide.simulation.cases import Case, load_case, save_case
+from kvtide.simulation.cases import MODELLED, Case, load_case, save_case
 from kvtide.simulation.exhaustive import SHAPES, Exhausted, Shape, exhaust, repeat
 from kvtide.simulation.failures import CHECKS, CheckFailedError, Failure
-from kvtide.simulation.handed import Handed
+from kvtide.simulation.handed import HOW, Handed
 from kvtide.simulation.holders import Holder
 from kvtide.simulation.mutations import MUTATIONS, Hunt, Mutation, hunt
 from kvtide.simulation.operations import OPERATIONS
@@ -58,6 +58,8 @@ from kvtide.simulation.world import World
 __all__ = [
     "CHECKS",
     "DEVICE_KINDS",
+    "HOW",
+    "MODELLED",
     "MUTATIONS",
     "OPERATIONS",
     "OPERATION_GROUP",

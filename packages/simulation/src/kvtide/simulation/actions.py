@@ -79,7 +79,8 @@ def carry_out(action: Action, world: World, operations: Mapping[str, Operation])
     outcome = operation.apply(world, action.numbers)
     if outcome not in operation.outcomes:
         raise CheckFailedError(
-            "undeclared_outcome", f"{action.operation!r} says {outcome!r}, which is none of its outcomes"
+            "undeclared_outcome",
+            f"{action.operation!r} says {outcome!r}, which is none of its outcomes; declared: {', '.join(sorted(operation.outcomes))}",
         )
     return outcome
 

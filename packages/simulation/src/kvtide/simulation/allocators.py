@@ -19,7 +19,7 @@ from kvtide.plan import pack
 from kvtide.simulation.bands import NONE, SimulatedBand, simulated_bands
 from kvtide.simulation.claims import held_places, immovable, moved_holds
 from kvtide.simulation.failures import CheckFailedError
-from kvtide.simulation.handed import HOW, Figures, Handed
+from kvtide.simulation.handed import IN_PLACE, MOVED, SETTLED, Figures, Handed
 from kvtide.simulation.rank import Rank, free, modelled_device
 from kvtide.simulation.reach import Need, some_layout_holds
 from kvtide.simulation.refusals import check_refusal, freeable_units
@@ -250,13 +250,17 @@ class Allocators:
             raise CheckFailedError(
                 "capacity_answer", f"units_fit said {fits} to {asked}, the take says {answers[0]}"
             )
-        if not taken:
+        if isinstance(answers[0], TakeRefusal):
             self.check_unchanged("a refused take", before)
             self.note_refused(answers[0], asked)
             return None
         units, promised = self.note_taken(taken[0], bands)
         now = self.figures()
-        how = HOW[2 if now.moved > figures.moved else int(now.settles > figures.settles)]
+        how = IN_PLACE
+        if now.moved > figures.moved:
+            how = MOVED
+        elif now.settles > figures.settles:
+            how = SETTLED
         return Handed(taken, units, promised, how)
 
     def free(self, band: SimulatedBand, units: IntArray) -> None:
@@ -289,11 +293,10 @@ class Allocators:
         self.facts["units of older pages bound"] += sum(len(one.held) for one in (bands or {}).values())
         return units, promised
 
-    def note_refused(self, answer: Taken | TakeRefusal | None, asked: Mapping[str, int]) -> None:
+    def note_refused(self, refusal: TakeRefusal, asked: Mapping[str, int]) -> None:
         """A call for `asked` was refused; what the refusal says beside that is compared with every layout."""
-        if isinstance(answer, TakeRefusal):
-            freeable = freeable_units(self.uses, self.layout, self.ranks[0])
-            check_refusal(answer, asked, layout=self.layout, freeable=freeable, holds=self.some_layout_holds)
+        freeable = freeable_units(self.uses, self.layout, self.ranks[0])
+        check_refusal(refusal, asked, layout=self.layout, freeable=freeable, holds=self.some_layout_holds)
         self.facts["refusals"] += 1
 
     def note_freed(self, band: SimulatedBand, units: IntArray) -> None:

@@ -10,7 +10,7 @@ import attrs
 from kvtide.chain import Taken
 from kvtide.device import IntArray
 
-HOW = ("in place", "settled", "moved")
+IN_PLACE, SETTLED, MOVED = HOW = ("in place", "settled", "moved")
 """What a take may need, from the least."""
 
 

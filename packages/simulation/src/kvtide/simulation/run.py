@@ -52,7 +52,10 @@ class Run:
 
 
 def run_seed(seed: int, action_count: int, operations: Mapping[str, Operation] | None = None) -> Run:
-    """Draw a scenario and `action_count` actions; the same seed and operations draw the same. `None` for all installed."""
+    """Draw a scenario and `action_count` actions; the same seed and operations draw the same. `None` for all installed.
+
+    The order of `operations` counts, too: where they are installed, and in what is kept of seeds, it is that of their names.
+    """
     known = installed_operations() if operations is None else operations
     rng = random.Random(seed)  # noqa: S311 - repeatable on purpose
     scenario = draw_scenario(rng)

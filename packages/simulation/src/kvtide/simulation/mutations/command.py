@@ -62,7 +62,7 @@ def command(
         )
     if written is not None:
         check_file("--out", written)
-    was = None if compared is None else _read(compared)
+    was = None if compared is None else (compared, _read(compared))
     try:
         mutations = chosen_mutations(names)
     except ValueError as error:
@@ -84,7 +84,7 @@ def command(
         except OSError as error:
             raise click.UsageError(f"--out {str(written)!r}: {reason_of(error)}") from error
     # A page says which mutations survive: what it knows of is open, not new.
-    if wrong if compared is None or was is None else not _is_current(compared, was, hunts):
+    if wrong if was is None else not _is_current(*was, hunts):
         context.exit(1)
 
 

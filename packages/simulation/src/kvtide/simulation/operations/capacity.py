@@ -12,14 +12,14 @@ from kvtide.device import NumpyDevice
 from kvtide.ledger import NetworkTransfer
 from kvtide.simulation.actions import Numbers
 from kvtide.simulation.failures import CheckFailedError
-from kvtide.simulation.handed import HOW
+from kvtide.simulation.handed import HOW, MOVED
 from kvtide.simulation.operations.choices import one_of
 from kvtide.simulation.operations.phrases import phrases
 from kvtide.simulation.rank import Rank, free
 from kvtide.simulation.uses import Kind, Stage
 from kvtide.simulation.world import World
 
-ROOM = ("had room", "made room")
+HAD_ROOM, MADE_ROOM = ROOM = ("had room", "made room")
 """What ensuring capacity took."""
 
 
@@ -82,12 +82,12 @@ class EnsureCapacity:
             world.check_unchanged("a refused ensure_capacity", before)
             world.note_refused(answer, asked)
             return "refused"
-        outcome = ROOM[world.figures().moved > moved]
+        outcome = MADE_ROOM if world.figures().moved > moved else HAD_ROOM
         slots = 0 if world.state is None else asked[world.state.name]
         if not numbers["take"] or not world.requests or not slots:
             return outcome
         handed = world.take(state_slots=slots)
-        if handed is None or handed.how == "moved":
+        if handed is None or handed.how == MOVED:
             raise CheckFailedError(
                 "capacity_answer",
                 f"after ensure_capacity of {asked}, a take of {slots} state slots is {handed and handed.how}",

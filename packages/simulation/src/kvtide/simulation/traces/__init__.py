@@ -30,7 +30,7 @@ from kvtide.simulation.traces.trace_format import (
 )
 from kvtide.simulation.traces.trace_schema import CALLS, TraceError
 
-STORIES = Path(__file__).parent / "scenarios"
+STORIES = Path(__file__).parent / "stories"
 """Folder of traces of cases that matter, one file each."""
 
 __all__ = [
